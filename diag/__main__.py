@@ -1,0 +1,10 @@
+"""`python -m diag` is `oomdoc`."""
+
+from __future__ import annotations
+
+import sys
+
+from diag.apps.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

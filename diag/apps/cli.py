@@ -1,0 +1,298 @@
+"""The command line: typer commands that read options, call the core and return an exit code.
+
+`main` is the entry point: it maps every error to one message on stderr and an exit code. Heavy parts
+are imported by the command that needs them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from diag import __version__
+from diag.apps.console import (
+    COULD_NOT,
+    DONE,
+    INTERRUPTED,
+    ColorChoice,
+    StdoutClosedError,
+    StdoutSink,
+    complain,
+    is_terminal,
+    open_sink,
+    shows_unicode,
+    text_width,
+    wants_color,
+)
+from diag.apps.explain import (
+    STDIN,
+    OutputFormat,
+    Request,
+    expand_sources,
+    internal_error,
+    parse_attempt,
+)
+from diag.apps.explain import explain as run_explain
+from diag.errors import OomdocError, RuleFileError, UsageError
+
+# "\b" keeps the line breaks of a paragraph in the help.
+_EPILOG = """\b
+Start with
+  oomdoc explain vllm.log
+  docker logs NAME 2>&1 | oomdoc explain
+
+\b
+Exit codes of every command
+  0    the job was done, whatever was found
+  2    it could not be done: usage, unreadable input, bad rule files
+  130  interrupted
+"""
+_EXPLAIN_EPILOG = """\b
+Examples
+  oomdoc explain vllm.log
+  docker logs NAME 2>&1 | oomdoc explain --evidence
+  kubectl logs POD --previous | oomdoc explain --launch "vllm serve MODEL --max-model-len 32768"
+  oomdoc explain --exit-code --format plain vllm.log || notify-team
+
+\b
+Exit codes
+  0    done, whatever was found
+  1    a failure was found, with --exit-code only
+  2    a file could not be read, or the options are wrong
+  130  interrupted
+"""
+
+app = typer.Typer(
+    name="oomdoc",
+    help="Why vLLM ran out of memory, proved from its log. No GPU, no network, no account.",
+    epilog=_EPILOG,
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+rules_app = typer.Typer(
+    help="Look at the rules that name a failure, and test them.", rich_markup_mode=None
+)
+app.add_typer(rules_app, name="rules")
+
+Text = str | None
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> int:
+    if version:
+        _say_version()
+        raise typer.Exit(DONE)
+    if ctx.invoked_subcommand is None:
+        return _help(ctx)
+    return DONE
+
+
+@app.command(epilog=_EXPLAIN_EPILOG)
+def explain(
+    ctx: typer.Context,
+    *,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE", help='Logs, also .gz and .zst; "-" is stdin.'),
+    ] = None,
+    output_format: Annotated[
+        OutputFormat | None,
+        typer.Option("--format", help="How to write the answer; text if not given."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
+    output: Annotated[
+        Text, typer.Option("-o", "--output", metavar="FILE", help="Write here, all or nothing.")
+    ] = None,
+    attempt: Annotated[
+        str,
+        typer.Option(metavar="N|first|last", help="Which start to explain when the log has many."),
+    ] = "last",
+    vllm_version: Annotated[
+        Text, typer.Option(metavar="X.Y.Z", help="The release, when the log does not say.")
+    ] = None,
+    gpu: Annotated[
+        Text, typer.Option(metavar="NAME|SIZE", help="The card, when the log does not say.")
+    ] = None,
+    launch: Annotated[
+        Text, typer.Option(metavar="COMMAND", help="The command you started vLLM with.")
+    ] = None,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="End with 1 when a failure was found.")
+    ] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Short for --color never.")] = False,
+    color: Annotated[
+        ColorChoice, typer.Option(help="NO_COLOR and FORCE_COLOR are obeyed.")
+    ] = ColorChoice.AUTO,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Every fix, reading, thread and rank.")
+    ] = False,
+    evidence: Annotated[bool, typer.Option("--evidence", help="Quote the log lines.")] = False,
+    facts: Annotated[bool, typer.Option("--facts", help="List every number, with source.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of our bugs.")] = False,
+) -> int:
+    """Say what failed, why in numbers, and what to change."""
+    if not files and is_terminal(sys.stdin):
+        return _help(ctx)
+    sources = expand_sources(files or [STDIN])
+    target = None if output not in (None, "-") else sys.stdout
+    request = Request(
+        sources=sources,
+        format=_format(output_format, as_json),
+        attempt=parse_attempt(attempt),
+        vllm_version=vllm_version,
+        gpu=gpu,
+        launch=launch,
+        exit_code=exit_code,
+        color=wants_color(ColorChoice.NEVER if no_color else color, target),
+        unicode=shows_unicode(target),
+        width=text_width(target),
+        show_all=show_all,
+        show_evidence=evidence,
+        show_facts=facts,
+        debug=debug,
+    )
+    return run_explain(request, open_sink(output, sources))
+
+
+def _format(chosen: OutputFormat | None, as_json: bool) -> OutputFormat:
+    if as_json and chosen not in (None, OutputFormat.JSON):
+        raise UsageError("--json and --format contradict each other", hint="give one of them")
+    return OutputFormat.JSON if as_json else chosen or OutputFormat.TEXT
+
+
+@app.command()
+def schema() -> int:
+    """Print the JSON Schema (2020-12) of explain's JSON."""
+    from diag.report import jsonout
+
+    return _print(jsonout.dump(jsonout.json_schema()))
+
+
+@app.command()
+def version() -> int:
+    """Print the version."""
+    return _say_version()
+
+
+@rules_app.command("check")
+def rules_check() -> int:
+    """Read every rule and message file and report all problems. Ends with 2 when there are any."""
+    from diag.rules.check import check_all
+
+    problems = check_all()
+    for problem in problems:
+        complain(problem)
+    return COULD_NOT if problems else _print("All rule files are fine.")
+
+
+@rules_app.command("list")
+def rules_list() -> int:
+    """List the rules: id and title."""
+    from diag.apps import rules
+    from diag.rules.load import load_rules
+
+    return _print(rules.listing(load_rules()))
+
+
+@rules_app.command("show")
+def rules_show(rule_id: Annotated[str, typer.Argument(metavar="ID")]) -> int:
+    """Print the page of one rule."""
+    from diag.apps import rules
+
+    return _print(rules.page(rules.find(rule_id)))
+
+
+@rules_app.command("test")
+def rules_test(
+    rule_id: Annotated[Text, typer.Argument(metavar="[ID]", show_default=False)] = None,
+) -> int:
+    """Run the examples of one rule, or of all. Ends with 2 when some fail."""
+    from diag.apps import rules
+    from diag.rules.load import load_rules
+
+    chosen = [rules.find(rule_id)] if rule_id else load_rules()
+    count = sum(len(rule.examples) for rule in chosen)
+    if not count:
+        raise UsageError("the installed package carries no examples", hint="use a checkout")
+    problems = list(rules.test(chosen))
+    for problem in problems:
+        complain(problem)
+    return COULD_NOT if problems else _print(f"All {count} examples pass.")
+
+
+def _say_version() -> int:
+    return _print(f"oomdoc {__version__}")
+
+
+def _print(text: str) -> int:
+    StdoutSink().write(f"{text}\n")
+    return DONE
+
+
+def _help(ctx: typer.Context) -> int:
+    """The help on stdout; nothing was asked for, so the job was not done."""
+    text = ctx.get_help()  # typer prints it itself when rich formats it
+    if text:
+        _print(text)
+    return COULD_NOT
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code; never a traceback without `--debug`."""
+    argv = list(sys.argv[1:] if args is None else args)
+    try:
+        result = typer.main.get_command(app).main(
+            args=argv, prog_name="oomdoc", standalone_mode=False
+        )
+        return result if isinstance(result, int) else DONE
+    except StdoutClosedError:
+        _silence_stdout()
+        return DONE
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except RuleFileError as error:
+        for problem in error.problems:
+            complain(problem)
+    except OomdocError as error:
+        complain(str(error))
+    except Exception as error:
+        if _is_usage_error(error):
+            complain(_usage_message(error, argv))
+        else:
+            if "--debug" in argv:
+                traceback.print_exc()
+            complain(str(internal_error(error)))
+    return COULD_NOT
+
+
+def _is_usage_error(error: Exception) -> bool:
+    """Typer's own errors, wherever this release of typer defines them."""
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def _usage_message(error: Any, argv: Sequence[str]) -> str:
+    message = str(error.format_message()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "oomdoc"
+    first = argv[0] if argv else ""
+    if command == "oomdoc" and not first.startswith("-") and Path(first).is_file():
+        return f"{first} is a file, not a command; type: oomdoc explain {first}"
+    return f'{message[:1].lower()}{message[1:]}; see "{command} --help"'
+
+
+def _silence_stdout() -> None:
+    """Python flushes stdout at exit; give it somewhere to go."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

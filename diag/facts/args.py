@@ -1,0 +1,181 @@
+"""What the user asked for: config dumps, argument lines and command lines -> config.* facts.
+
+Samples: `Initializing a V1 LLM engine (v0.11.0) with config: model='m', max_seq_len=8192, dtype=torch.bfloat16, ...`,
+`args: Namespace(model='m', swap_space=4, ...)`, `non-default args: {'max_model_len': 8192}`,
+`vllm serve m --max-model-len 8192`. The engine's resolved configuration outranks what was asked.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from diag.facts.model import Event, Fact, Value
+from diag.log.model import LogLine
+from diag.terms import Origin
+from diag.units import GIB
+
+MAX_ARGS = 200_000  # characters of one argument line that are read
+
+_PAIR = re.compile(
+    r"(?<![\w.])['\"]?(?P<key>[A-Za-z_]\w{1,60})['\"]?\s*[=:]\s*"
+    r"(?P<value>'(?:[^'\\]|\\.){0,2000}'|\"(?:[^\"\\]|\\.){0,2000}\"|\{[^{}]{0,4000}\}|\[[^\[\]]{0,4000}\]|[^,\s(){}\[\]]{1,400})"
+)
+_TEXT = ("model", "dtype", "quantization", "kv_cache_dtype", "limit_mm_per_prompt")
+_INTEGER = {
+    "max_model_len": "tokens",
+    "max_num_batched_tokens": "tokens",
+    "block_size": "tokens",
+    "max_num_seqs": "count",
+    "tensor_parallel_size": "count",
+    "pipeline_parallel_size": "count",
+    "data_parallel_size": "count",
+    "num_gpu_blocks_override": "blocks",
+    "kv_cache_memory_bytes": "bytes",
+}
+_BOOLEAN = (
+    "enforce_eager",
+    "enable_lora",
+    "enable_sleep_mode",
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "enable_expert_parallel",
+)
+_GIB = {
+    "swap_space": "swap_space",
+    "cpu_offload_gb": "cpu_offload",
+    "kv_offloading_size": "kv_offloading_size",
+}
+_ALIASES = {
+    "max_seq_len": "max_model_len",
+    "model_tag": "model",
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "dp": "data_parallel_size",
+    "chunked_prefill_enabled": "enable_chunked_prefill",
+    "device_memory_utilization": "gpu_memory_utilization",
+    "num_speculative_tokens": "speculative_config",
+    "speculative_model": "speculative_config",
+    "device_config": "device",
+    "use_v2_block_manager": "",
+}
+_SIZE_SUFFIX = {"k": 1000, "K": 1024, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
+COMMAND = re.compile(
+    r"(?:vllm serve\b|-m vllm\.entrypoints\.[\w.]+|vllm/vllm-openai\S*|\bapi_server\.py)(?P<rest>.*)"
+)
+RESOLVED_ROWS = ("cfg.engine_v1", "cfg.engine_v0", "cfg.engine_old", "cfg.engine_oldest")
+ASKED_ROWS = ("ext.args_namespace", "cfg.non_default_args")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key as written, before typing."""
+
+    key: str
+    value: str
+
+
+def pairs(text: str) -> Iterator[Setting]:
+    """key=value and 'key': value pairs of a config dump, a Namespace or a dict, flat."""
+    for match in _PAIR.finditer(text[:MAX_ARGS]):
+        yield Setting(match["key"], match["value"])
+
+
+def flags(command: str) -> Iterator[Setting]:
+    """Flags of a command line; a bare flag has the value "True". The word after `serve` is the model."""
+    try:
+        words = shlex.split(command.replace("\\\n", " "), comments=False)
+    except ValueError:  # an open quote in a pasted command
+        words = command.split()
+    for index, word in enumerate(words):
+        following = words[index + 1] if index + 1 < len(words) else None
+        if word == "serve" and following and not following.startswith("-"):
+            yield Setting("model", following)
+        if not re.match(r"-{1,2}[A-Za-z]", word):
+            continue
+        name, _, value = word.lstrip("-").partition("=")
+        if not value:
+            value = following if following is not None and not _is_flag(following) else "True"
+        key = name.replace("-", "_")
+        if key.startswith("no_"):
+            key, value = f"enable_{key[3:]}".replace("enable_enable_", "enable_"), "False"
+        yield Setting(key, value)
+
+
+def _is_flag(word: str) -> bool:
+    return bool(re.match(r"-{1,2}[A-Za-z]", word))
+
+
+def typed(setting: Setting) -> tuple[str, Value, str] | None:
+    """(fact name, value, unit) of a setting; None for keys that don't matter, None values and odd text."""
+    key = _ALIASES.get(setting.key, setting.key)
+    value = setting.value.strip().strip("'\"")
+    if value in ("None", "null", "") and key != "quantization":
+        return None
+    try:
+        return _typed(key, value)
+    except ValueError:
+        return None
+
+
+def _typed(key: str, value: str) -> tuple[str, Value, str] | None:
+    if key in _TEXT:
+        return f"config.{key}", value.removeprefix("torch."), "text"
+    if key in _INTEGER:
+        number = int(float(value[:-1]) * _SIZE_SUFFIX[value[-1]]) if value[-1] in _SIZE_SUFFIX else int(float(value))
+        return (f"config.{key}", number, _INTEGER[key]) if number >= 0 else None
+    if key == "gpu_memory_utilization":
+        return "config.gpu_memory_utilization", float(value), "ratio"
+    if key in _BOOLEAN:
+        known = {"true": True, "false": False, "1": True, "0": False}.get(value.lower())
+        return None if known is None else (f"config.{key}", known, "bool")
+    if key in _GIB:
+        return f"config.{_GIB[key]}", round(float(value) * GIB), "bytes"
+    if key == "speculative_config":
+        return "config.speculative", value[:400], "text"
+    if key == "device" and value.lower() in ("cuda", "cpu", "tpu", "xpu", "npu", "neuron", "hpu", "rocm"):
+        return "config.backend", value.lower(), "text"
+    return None
+
+
+def _facts(settings: Iterator[Setting], line: int | None, origin: Origin) -> list[Fact]:
+    found: dict[str, Fact] = {}
+    for setting in settings:
+        known = typed(setting)
+        if known and known[0] not in found:
+            name, value, unit = known
+            found[name] = Fact(name=name, value=value, unit=unit, line=line, origin=origin)
+    return list(found.values())
+
+
+def from_event(event: Event) -> list[Fact]:
+    """config.* facts of an argument or engine line; empty for other rows."""
+    if event.row not in RESOLVED_ROWS and event.row not in ASKED_ROWS:
+        return []
+    text = str(event.values.get("config") or event.values.get("args") or "")
+    return _facts(pairs(text), event.line.number, Origin.LOGGED)
+
+
+def from_command(command: str, line: int | None = None, origin: Origin = Origin.ASSUMED) -> list[Fact]:
+    """config.* facts of a command line given by the user or printed in the log."""
+    return _facts(flags(command), line, origin)
+
+
+def command_in(line: LogLine) -> str | None:
+    """The vLLM command on a line (a shell prompt, a compose log, a start script), from its first word on."""
+    match = COMMAND.search(line.text)
+    if match is None or "--" not in match["rest"] or line.level in ("ERROR", "DEBUG"):
+        return None
+    return line.text[match.start() :].strip()[:4000]
+
+
+def asked_args(event: Event) -> Mapping[str, object]:
+    """The dict of a `non-default args` line as Python values; empty when it is none."""
+    try:
+        value = ast.literal_eval(str(event.values.get("args", "")))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,56 @@
+"""How an attempt went as a whole: where it ends, whether it was stopped on purpose, whether it went on after a problem.
+
+In: Facts of one attempt. Out: attempt.* facts for rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from diag.facts.model import Fact, Facts
+from diag.facts.problems import phase_marks
+from diag.terms import Origin, RowRole
+
+STOPPING = ("exec.shutdown_signal", "exec.stop_requested")
+ALIVE = ("serve.stats_v1", "serve.stats_v0", "serve.stats_v1_early", "serve.request_ok")
+
+
+def describe(facts: Facts, *, earlier_engine: bool) -> Facts:
+    """Facts with attempt.* added. `earlier_engine`: a former engine of the same program was not closed."""
+    found = {fact.name: (fact,) for fact in _course(facts, earlier_engine)}
+    return replace(facts, table={**facts.table, **found})
+
+
+def _course(facts: Facts, earlier_engine: bool) -> Iterator[Fact]:
+    marks = phase_marks(facts.events)
+    if marks:
+        yield _fact("attempt.ends_in", marks[-1][1].value, "text", marks[-1][0])
+    yield _fact("attempt.earlier_engine", earlier_engine, "bool")
+    first = min((p.first_number for p in facts.problems), default=None)
+    stop = min((event.line.number for event in facts.seen(*STOPPING)), default=None)
+    yield _fact("attempt.stopped_first", stop is not None and (first is None or stop < first), "bool")
+    yield _fact("attempt.ended_well", _ended_well(facts), "bool")
+    last = max((p.line.number for p in facts.problems if p.role is RowRole.CAUSE), default=None)
+    alive = max((event.line.number for event in facts.seen(*ALIVE)), default=None)
+    died = any(event.role is RowRole.ECHO for event in facts.events)
+    yield _fact(
+        "attempt.survived", bool(last and alive and alive > last and not died), "bool", alive
+    )
+    ranks = {line.rank for line in facts.lines if line.rank is not None}
+    if ranks:
+        yield _fact("log.ranks", len(ranks), "count")
+
+
+def _ended_well(facts: Facts) -> bool:
+    """An offline program closes its engine by ending: "died unexpectedly" is then its last line, and no failure."""
+    spoken = [line for line in facts.lines if line.text.strip()]
+    if not spoken or not facts.problems:
+        return False
+    offline = not any((line.speaker.process or "").startswith("APIServer") for line in spoken)
+    first = facts.problems[0]
+    return offline and first.role is RowRole.ECHO and first.line.number >= spoken[-1].number
+
+
+def _fact(name: str, value: int | str | bool, unit: str, line: int | None = None) -> Fact:
+    return Fact(name=name, value=value, unit=unit, line=line, origin=Origin.DERIVED)

@@ -1,0 +1,299 @@
+"""The user's own command line with a change made to it, and a command rebuilt from vLLM's "non-default args" line.
+
+In: `vllm serve M --max-model-len 8192 | tee log` and changes. Out: the same line, one flag replaced or added, the
+rest as it was written. Understands `python -m vllm.entrypoints...`, `docker run ... IMAGE ...`, variables in front.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from diag.facts.args import asked_args
+from diag.facts.model import Facts, Value
+from diag.fixes.flags import takes
+from diag.fixes.model import Change
+
+MAX_COMMAND = 20_000  # characters
+
+_CONTINUATION = re.compile(r"[ \t]*[\\^`][ \t]*\r?\n[ \t]*")
+_WORD = re.compile(
+    r"""(?:\d?(?:>>|>&|>|<)&?\d?|\|\|?|&&|&|;|\n)        # shell operators
+    |(?:'[^']*'|"(?:[^"\\]|\\.)*"|\\.|[^\s'"|&;<>\\])+   # a word, quoted parts included
+    |['"\\].*""",  # an open quote takes the rest
+    re.VERBOSE | re.DOTALL,
+)
+_OPERATOR = re.compile(r"\d?(?:>>|>&|>|<)&?\d?|\|\|?|&&|&|;|\n")
+_REDIRECT = re.compile(r"\d?(?:>>|>&|>|<)&?\d?")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_ENTRYPOINT = re.compile(r"vllm\.entrypoints\.[\w.]+|\S*/api_server\.py|api_server\.py")
+_DOCKER = ("docker", "podman", "nerdctl")
+_DOCKER_SWITCHES = frozenset(
+    "-d -i -t -it -ti -dit -itd --detach --interactive --tty --rm --privileged --init --read-only --no-healthcheck "
+    "-P --publish-all --oom-kill-disable --sig-proxy".split()
+)
+_DOCKER_FLAGS = frozenset({"--shm-size", "--ipc", "--memory", "--memory-swap", "--gpus"})
+_SHORT = {
+    "-tp": "tensor-parallel-size",
+    "-pp": "pipeline-parallel-size",
+    "-dp": "data-parallel-size",
+    "-q": "quantization",
+    "-n": "nnodes",
+    "-cc": "compilation-config",
+}
+_SAME = {
+    "device-memory-utilization": "gpu-memory-utilization",
+    "kv-cache-memory": "kv-cache-memory-bytes",
+}
+_SECRET = re.compile(r"api_key|token$|password|secret", re.IGNORECASE)
+_FRONT = ("sudo", "env", "exec", "nohup", "time", "numactl")
+
+
+@dataclass(slots=True)
+class _Parts:
+    """Where in the words what begins: `start` of the command, docker options, vLLM's own arguments, end."""
+
+    words: list[str]
+    start: int
+    args: int
+    end: int
+    docker: int | None = None  # index after "run"
+    image: int | None = None
+
+
+def changed_command(command: str, changes: Iterable[Change]) -> str | None:
+    """The command on one line with the changes made; None when it is no vLLM command or nothing could be changed.
+
+    >>> changed_command("vllm serve m -tp 2 | tee x.log", [Change(flag="--max-model-len", to=4096)])
+    'vllm serve m -tp 2 --max-model-len 4096 | tee x.log'
+    """
+    if len(command) > MAX_COMMAND:
+        return None
+    words = _WORD.findall(_CONTINUATION.sub(" ", command.strip()))
+    before = list(words)
+    for change in changes:
+        parts = _parts(words)
+        if parts is None:
+            return None
+        _apply(parts, change)
+    if words == before:
+        return None
+    changed = " ".join(word.strip() or ";" for word in words)
+    try:
+        shlex.split(changed)
+    except ValueError:  # a quote is open: the line was pasted incompletely
+        return None
+    return changed
+
+
+def command_from_facts(facts: Facts) -> str | None:
+    """`vllm serve MODEL --flag value ...` rebuilt from a "non-default args" line; None without a readable one."""
+    for event in facts.seen("cfg.non_default_args"):
+        arguments = asked_args(event)
+        model = arguments.get("model_tag") or arguments.get("model")
+        if isinstance(model, str) and model:
+            return " ".join(["vllm", "serve", shlex.quote(model), *_as_flags(arguments)])
+    return None
+
+
+def _as_flags(arguments: Mapping[str, object]) -> list[str]:
+    """Command line words for Python arguments; secrets are left out."""
+    words: list[str] = []
+    for key, value in arguments.items():
+        if key in ("model", "model_tag", "dispatch_function", "subparser") or value is None:
+            continue
+        if _SECRET.search(key) and key != "tokenizer":
+            continue
+        flag = "--" + str(key).replace("_", "-")
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        elif isinstance(value, (list, tuple)):
+            words += [flag, *(shlex.quote(str(item)) for item in value)]
+        elif isinstance(value, dict):
+            words += [flag, shlex.quote(json.dumps(value, default=str))]
+        else:
+            words += [flag, shlex.quote(str(value))]
+    return words
+
+
+# --- finding the parts ----------------------------------------------------------------------------------------
+
+
+def _parts(words: list[str]) -> _Parts | None:
+    """The parts of the first simple command that starts vLLM; None when there is none."""
+    start = 0
+    while start < len(words):
+        end = _end(words, start)
+        parts = _vllm_part(words, start, end)
+        if parts is not None:
+            return parts
+        start = end + 1
+        while end < len(words) and start < len(words) and _REDIRECT.fullmatch(words[end]):
+            end = _end(words, start)  # what follows a redirection is a file, not a command
+            start = end + 1
+    return None
+
+
+def _end(words: Sequence[str], start: int) -> int:
+    """Index of the first shell operator at or after `start`."""
+    for index in range(start, len(words)):
+        if _OPERATOR.fullmatch(words[index]):
+            return index
+    return len(words)
+
+
+def _vllm_part(words: list[str], start: int, end: int) -> _Parts | None:
+    for index in range(start, end):
+        name = words[index].rsplit("/", 1)[-1]
+        if name in _DOCKER and "run" in words[index + 1 : end]:
+            return _docker_part(words, start, words.index("run", index) + 1, end)
+        if name == "vllm" and index + 1 < end and words[index + 1] == "serve":
+            return _Parts(words, start, index + 2, end)
+        if _ENTRYPOINT.fullmatch(words[index]):
+            return _Parts(words, start, index + 1, end)
+    return None
+
+
+def _docker_part(words: list[str], start: int, options: int, end: int) -> _Parts | None:
+    """Options up to the image, then the container's arguments; only for an image or arguments that name vLLM."""
+    index = options
+    while index < end and words[index].startswith("-"):
+        plain = words[index] in _DOCKER_SWITCHES or "=" in words[index]
+        index += 1 if plain else 2
+    if index >= end or not any("vllm" in word for word in words[index:end]):
+        return None
+    return _Parts(words, start, index + 1, end, docker=options, image=index)
+
+
+# --- making a change ------------------------------------------------------------------------------------------
+
+
+def _apply(parts: _Parts, change: Change) -> None:
+    if change.env is not None:
+        _set_env(parts, change.env, change.to)
+    elif change.flag is not None:
+        if change.flag.split("=")[0] in _DOCKER_FLAGS:
+            _set_docker_flag(parts, change.flag, change.to)
+        else:
+            _set_flag(parts, change.flag, change.to)
+
+
+def _name(word: str) -> str:
+    """A flag's plain name: `--max_model_len=8` and `-tp` become `max-model-len` and `tensor-parallel-size`."""
+    head = word.split("=", 1)[0]
+    plain = _SHORT.get(head) or head.lstrip("-").replace("_", "-").lower()
+    return _SAME.get(plain, plain)
+
+
+def _is_flag(word: str) -> bool:
+    return re.match(r"--?[A-Za-z]", word) is not None
+
+
+def _set_flag(parts: _Parts, flag: str, value: Value | None) -> None:
+    words, wanted = parts.words, _name(flag)
+    negated = f"no-{wanted}"
+    found = [
+        index
+        for index in range(parts.args, parts.end)
+        if _is_flag(words[index]) and _name(words[index]) in (wanted, negated)
+    ]
+    for index in reversed(found[1:]):  # the last of several counts; keep one
+        _remove(words, index, parts.end)
+        parts.end = _end(words, parts.start)
+    switch = takes(flag) == "switch" or isinstance(value, bool)
+    if not found:
+        if value is not None and value is not False:
+            words[parts.end : parts.end] = [flag] if switch else [flag, _quoted(value)]
+        return
+    index = found[0]
+    if value is None or value is False or switch or _name(words[index]) == negated:
+        _remove(words, index, parts.end)
+        if value is not None and value is not False:
+            words[index:index] = [flag] if switch else [flag, _quoted(value)]
+        return
+    if "=" in words[index]:
+        words[index] = f"{words[index].split('=', 1)[0]}={_quoted(value)}"
+        return
+    stop = _values_end(words, index, parts.end)
+    words[index + 1 : stop] = [_quoted(value)]
+
+
+def _values_end(words: Sequence[str], index: int, end: int) -> int:
+    """Index after the values of the flag at `index`."""
+    if "=" in words[index]:
+        return index + 1
+    stop = index + 1
+    limit = end if takes("--" + _name(words[index])) == "list" else min(end, index + 2)
+    while stop < limit and not _is_flag(words[stop]):
+        stop += 1
+    return stop
+
+
+def _remove(words: list[str], index: int, end: int) -> None:
+    switch = takes("--" + _name(words[index]).removeprefix("no-")) == "switch"
+    # A switch may be written "--enforce-eager True"; the word after it is then its value.
+    spoken = index + 1 < end and words[index + 1].strip("'\"").lower() in ("true", "false")
+    stop = index + 1 + int(spoken) if switch else _values_end(words, index, end)
+    del words[index:stop]
+
+
+def _set_env(parts: _Parts, name: str, value: Value | None) -> None:
+    words = parts.words
+    assignment = None if value is None else f"{name}={_quoted(value)}"
+    if parts.docker is not None and parts.image is not None:
+        _set_docker_env(parts, name, assignment)
+        return
+    for index in range(parts.start, parts.args):
+        if words[index].startswith(f"{name}="):
+            words[index : index + 1] = [] if assignment is None else [assignment]
+            return
+    first = parts.start
+    while first < parts.args and (_ASSIGNMENT.match(words[first]) or words[first] in _FRONT[:2]):
+        first += 1
+    if assignment is not None:
+        words.insert(first, assignment)
+    else:
+        words[first:first] = ["env", "-u", name]
+
+
+def _set_docker_env(parts: _Parts, name: str, assignment: str | None) -> None:
+    words = parts.words
+    assert parts.docker is not None
+    assert parts.image is not None
+    for index in range(parts.docker, parts.image):
+        word = words[index]
+        if word in ("-e", "--env") and words[index + 1].strip("'\"").split("=")[0] == name:
+            words[index : index + 2] = [] if assignment is None else [word, assignment]
+            return
+        if word.startswith((f"--env={name}=", f"-e={name}=")):
+            words[index : index + 1] = [] if assignment is None else ["-e", assignment]
+            return
+    if assignment is not None:
+        words[parts.docker : parts.docker] = ["-e", assignment]
+
+
+def _set_docker_flag(parts: _Parts, flag: str, value: Value | None) -> None:
+    """An option of `docker run` itself; nothing to do for another launcher."""
+    if parts.docker is None or parts.image is None:
+        return
+    words, name = parts.words, flag.split("=", 1)[0]
+    for index in range(parts.docker, parts.image):
+        if words[index] == name:
+            del words[index : index + 2]
+            break
+        if words[index].startswith(f"{name}="):
+            del words[index]
+            break
+    if value is not None:
+        words[parts.docker : parts.docker] = [f"{name}={value}"]
+
+
+def _quoted(value: Value) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return shlex.quote(str(value))

@@ -1,0 +1,189 @@
+"""The closed sets that `rules/fixes.yaml` may use: numbers for its texts and conditions for its entries.
+
+`values` gives each number formatted for people; one that isn't in the log is absent. `CONDITIONS` maps a condition's
+name to a test of the case.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from string import Formatter
+
+from diag.fixes.actions_pool import is_symptom, size
+from diag.fixes.case import Case
+from diag.fixes.window import missing, pool_bytes, request_shortfall
+from diag.release import in_range
+from diag.terms import Family, GmuVerdict
+from diag.units import format_count
+
+_KUBERNETES = re.compile(r"kubernetes|kubectl|\bpod\b|KUBERNETES_|containerName", re.IGNORECASE)
+_RAY = re.compile(r"raylet|ray\.exceptions|RayWorker|memory_monitor", re.IGNORECASE)
+_FORKED = re.compile(r"Cannot re-initialize CUDA in forked subprocess")
+_ONLINE = ("fp8", "bitsandbytes", "torchao", "mxfp4", "experts_int8", "rtn", "int8")
+_MULTIMODAL = re.compile(
+    r"-?VL\b|vision|omni|llava|pixtral|internvl|gemma-?3|minicpm-?v|multimodal", re.IGNORECASE
+)
+_LINES = 2000  # lines searched for a sign
+_BYTES = (
+    "total",
+    "budget",
+    "needed",
+    "available",
+    "tried",
+    "free",
+    "allocated",
+    "weights",
+    "others",
+)
+NAMES = frozenset(
+    {
+        *_BYTES,
+        "gmu",
+        "step",
+        "free_start",
+        "wanted",
+        "lack",
+        "lack_kv",
+        "idle",
+        "pool",
+        "asked_len",
+        "est_len",
+        "ranks",
+    }
+)
+
+
+def values(case: Case) -> dict[str, str]:
+    """Formatted numbers by name, a subset of NAMES."""
+    numbers = case.numbers
+    found = {name: amount for name, amount in numbers.named().items() if name in _BYTES}
+    more = {
+        "lack": missing(numbers),
+        "pool": pool_bytes(numbers),
+        "idle": numbers.reserved_idle.value if numbers.reserved_idle else None,
+        "free_start": numbers.free_at_start.value if numbers.free_at_start else None,
+    }
+    found |= {name: amount for name, amount in more.items() if amount is not None}
+    shortfall = request_shortfall(numbers)
+    if shortfall is not None:
+        found["lack_kv"] = shortfall.value
+    if numbers.total is not None:
+        found["step"] = 0.01 * numbers.total.value
+        if numbers.gmu is not None:
+            found["wanted"] = numbers.gmu.value * numbers.total.value
+    texts = {name: size(amount) for name, amount in found.items()}
+    if numbers.gmu is not None:
+        texts["gmu"] = f"{numbers.gmu.value:g}"
+    if numbers.asked_len is not None:
+        texts["asked_len"] = format_count(numbers.asked_len.value)
+    if numbers.estimated_len is not None:
+        texts["est_len"] = format_count(numbers.estimated_len.value)
+    texts["ranks"] = str(case.situation.ranks)
+    return texts
+
+
+def names_in(template: str) -> set[str]:
+    """Names of the numbers a text uses."""
+    return {name for _, name, _, _ in Formatter().parse(template) if name}
+
+
+def fill(template: str, known: Mapping[str, str]) -> str | None:
+    """The text with its numbers, or None when one is missing."""
+    return template.format_map(known) if names_in(template) <= known.keys() else None
+
+
+def _shown(case: Case, sign: re.Pattern[str]) -> bool:
+    """Whether a sign is in the command, the failing text or the lines."""
+    if sign.search(case.command or "") or sign.search(case.situation.text):
+        return True
+    return any(sign.search(line.text[:400]) for line in case.situation.facts.lines[-_LINES:])
+
+
+def _small_idle(case: Case) -> bool:
+    idle, tried = case.numbers.reserved_idle, case.numbers.tried
+    return idle is not None and tried is not None and idle.value < tried.value
+
+
+def _share_high(case: Case) -> bool:
+    share = case.numbers.gmu
+    return share is not None and share.value >= 0.95
+
+
+def _online_quantisation(case: Case) -> bool:
+    return (
+        str(case.now("quantization") or "").lower() in _ONLINE or "quantise" in case.situation.sites
+    )
+
+
+def multimodal(case: Case) -> bool:
+    """Whether the model takes images or video, as far as the log shows."""
+    if case.situation.subtype == "act.multimodal_encoder" or "multimodal" in case.situation.sites:
+        return True
+    model = str(case.now("model") or "")
+    return case.now("limit_mm_per_prompt") is not None or _MULTIMODAL.search(model) is not None
+
+
+def _heavy_weights(case: Case) -> bool:
+    """Whether the weights may be what fills the share: most of it, or its size is unknown."""
+    weights, total, share = case.numbers.weights, case.numbers.total, case.numbers.gmu
+    if weights is None or total is None or share is None:
+        return weights is not None
+    return weights.value >= 0.6 * share.value * total.value
+
+
+def _more_than_one(name: str) -> Callable[[Case], bool]:
+    return lambda case: (case.situation.setting_number(name) or 1) > 1
+
+
+CONDITIONS: Mapping[str, Callable[[Case], bool]] = {
+    "v0": lambda case: case.situation.engine == "V0",
+    "v1": lambda case: case.situation.engine == "V1",
+    "cpu": lambda case: case.situation.on_cpu,
+    "gpu": lambda case: case.gpu,
+    "several_ranks": lambda case: case.situation.ranks > 1,
+    "pipeline": _more_than_one("pipeline_parallel_size"),
+    "data_parallel": _more_than_one("data_parallel_size"),
+    "lora": lambda case: case.situation.setting_on("enable_lora") is True,
+    "speculative": lambda case: (
+        case.now("speculative") is not None
+        or case.situation.subtype == "act.speculative"
+        or "speculative" in case.situation.sites
+    ),
+    "multimodal": multimodal,
+    "online_quantisation": _online_quantisation,
+    "expandable_on": lambda case: case.situation.expandable_segments,
+    "cold_compile": lambda case: case.cold_compile,
+    "charges_others": lambda case: case.situation.charges_others,
+    "unified_memory": lambda case: case.situation.unified_memory,
+    "small_idle": _small_idle,
+    "symptom_length": is_symptom,
+    "share_high": _share_high,
+    "pinned_pool": lambda case: case.situation.pinned_by is not None,
+    "kubernetes": lambda case: _shown(case, _KUBERNETES),
+    "ray": lambda case: _shown(case, _RAY),
+    "forked": lambda case: _FORKED.search(case.situation.text) is not None,
+    "wrapped_counter": lambda case: case.situation.wrapped_counter,
+    "verdict_open": lambda case: case.advice.verdict is GmuVerdict.NOT_ENOUGH_FACTS,
+    "verdict_leave": lambda case: case.advice.verdict is GmuVerdict.LEAVE,
+    "nccl": lambda case: (
+        case.situation.family is Family.TP_BUFFER
+        or case.situation.subtype == "look.nccl_timeout"
+        or "nccl" in case.situation.text.lower()
+    ),
+    "heavy_weights": _heavy_weights,
+    "verdict_lower": lambda case: case.advice.verdict is GmuVerdict.LOWER,
+    "verdict_raise": lambda case: case.advice.verdict is GmuVerdict.RAISE,
+    "verdict_cannot_help": lambda case: case.advice.verdict is GmuVerdict.CANNOT_HELP,
+}
+
+
+def applies(
+    case: Case, only: tuple[str, ...], unless: tuple[str, ...], releases: str | None
+) -> bool:
+    """Whether an entry of the table applies; a range of releases needs a known release."""
+    if releases is not None and in_range(case.situation.version, releases) is not True:
+        return False
+    if not all(CONDITIONS[name](case) for name in only):
+        return False
+    return not any(CONDITIONS[name](case) for name in unless)

@@ -1,0 +1,147 @@
+"""`rules/fixes.yaml`, checked: which actions and instructions belong to a failure, and what does not help there.
+
+A wrong file raises RuleFileError with every problem in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from diag.errors import RuleFileError
+from diag.facts.model import Value
+from diag.fixes.conditions import CONDITIONS, NAMES, names_in
+from diag.resources import data_dir
+from diag.terms import Safety
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Setting(_Strict):
+    """A flag or variable that a step sets."""
+
+    flag: str | None = None
+    env: str | None = None
+    to: Value
+
+
+class _Conditional(_Strict):
+    only: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    releases: str | None = None  # PEP 440; an unknown release does not hold
+
+    def texts(self) -> Iterator[str]:
+        """Texts that may hold numbers."""
+        return iter(())
+
+
+class Step(_Conditional):
+    """An instruction without a sum."""
+
+    title: str
+    do: str | None = None
+    set: tuple[Setting, ...] = ()
+    proof: str
+    proof_plain: str | None = None
+    cost: str
+    safety: Safety = Safety.SAFE
+    verify: str
+    when_not: str
+
+    def texts(self) -> Iterator[str]:
+        """Proof and action."""
+        yield self.proof
+        if self.do:
+            yield self.do
+
+
+class Tempting(_Conditional):
+    """A change that does not help, and why. `plain`: the reason without numbers."""
+
+    change: str
+    why: str
+    plain: str | None = None
+
+    def texts(self) -> Iterator[str]:
+        """Change and reason."""
+        yield self.change
+        yield self.why
+
+
+class Entry(_Strict):
+    """One failure class: names of actions and steps in order, names of tempting changes."""
+
+    fixes: tuple[str, ...]
+    not_helpful: tuple[str, ...] = ()
+
+
+class FixTable(_Strict):
+    """The whole file."""
+
+    schema_: int
+    steps: dict[str, Step]
+    not_helpful: dict[str, Tempting]
+    subtypes: dict[str, Entry]
+
+    def problems(self, actions: frozenset[str]) -> list[str]:
+        """Names that don't exist, unused entries, steps that do nothing."""
+        found = []
+        used: set[str] = set()
+        for subtype, entry in self.subtypes.items():
+            used.update(entry.fixes, entry.not_helpful)
+            found += [
+                f"subtypes.{subtype}: unknown fix {name!r}"
+                for name in entry.fixes
+                if name not in actions and name not in self.steps
+            ]
+            found += [
+                f"subtypes.{subtype}: unknown not_helpful {name!r}"
+                for name in entry.not_helpful
+                if name not in self.not_helpful
+            ]
+        entries: dict[str, _Conditional] = {**self.steps, **self.not_helpful}
+        for name, item in entries.items():
+            found += [
+                f"{name}: unknown condition {word!r}"
+                for word in (*item.only, *item.unless)
+                if word not in CONDITIONS
+            ]
+            found += [
+                f"{name}: unknown number {{{word}}}"
+                for text in item.texts()
+                for word in names_in(text) - NAMES
+            ]
+            if name not in used:
+                found.append(f"{name}: no subtype uses it")
+        found += [
+            f"steps.{name}: needs do or set"
+            for name, step in self.steps.items()
+            if not step.do and not step.set
+        ]
+        return found
+
+
+@lru_cache(maxsize=4)
+def load_table(actions: frozenset[str], path: Path | None = None) -> FixTable:
+    """The table, for the given action names. Raises RuleFileError with every problem."""
+    path = path or data_dir("rules") / "fixes.yaml"
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw["schema_"] = raw.pop("schema", None)
+        table = FixTable.model_validate(raw)
+    except yaml.YAMLError as error:
+        raise RuleFileError([f"{path}: {error}"]) from error
+    except ValidationError as error:
+        raise RuleFileError(
+            [f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+        ) from error
+    problems = [f"{path}: {problem}" for problem in table.problems(actions)]
+    if problems:
+        raise RuleFileError(problems)
+    return table

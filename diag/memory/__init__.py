@@ -1,0 +1,1 @@
+"""The arithmetic of GPU memory: eras, KV cache, cards, out-of-memory texts, the ledger."""
