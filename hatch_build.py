@@ -1,4 +1,4 @@
-"""Build hook: puts the data files under `diag/_data/` of the wheel, messages and rules also as one JSON each.
+"""Build hook: puts the data files under `diag/_data/` of the wheel, and all of it as one JSON.
 
 In a checkout (editable install) nothing is copied: `diag.resources` finds `rules/` and `corpus/` beside the package,
 so an edited rule takes effect at once.
@@ -18,7 +18,7 @@ HIDDEN_OR_COMPILED = (".", "__pycache__")
 
 
 class DataHook(BuildHookInterface[Any]):
-    """Adds `rules/`, `corpus/`, `catalogue.json` and `failures.json` to a standard wheel."""
+    """Adds `rules/`, `corpus/` and `bundle.json` to a standard wheel."""
 
     PLUGIN_NAME = "custom"
 
@@ -56,10 +56,9 @@ def _compiled(root: Path) -> dict[str, str]:
     """File name -> JSON: what the program reads instead of YAML."""
     sys.path.insert(0, str(root))
     try:
-        from diag.facts import catalogue
+        from diag import resources
         from diag.rules import load
     finally:
         sys.path.remove(str(root))
-    rules = root / "rules"
-    load.read_rules(rules)  # a wheel is never built from a bad rule
-    return {"catalogue.json": catalogue.build_json(rules), "failures.json": load.build_json(rules)}
+    load.read_rules(root / "rules")  # a wheel is never built from a bad rule
+    return {resources.BUNDLE: resources.build_bundle(root)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from diag.diagnose import diagnose
+    from diag.pipeline import diagnose
     from diag.report.model import Diagnosis
 
 __version__ = "0.1.0"
@@ -20,7 +20,7 @@ __all__ = ["Diagnosis", "__version__", "diagnose"]
 def __getattr__(name: str) -> Any:
     """Load the parts on first use: `oomdoc --help` must not pay for them."""
     if name == "diagnose":
-        from diag.diagnose import diagnose
+        from diag.pipeline import diagnose
 
         return diagnose
     if name == "Diagnosis":

@@ -47,7 +47,9 @@ def _specifier(text: str) -> SpecifierSet:
     try:
         return SpecifierSet(text)
     except InvalidSpecifier as error:
-        raise UnitError(f"{text!r} is not a range of releases", hint='write it like ">=0.9.1,<0.11"') from error
+        raise UnitError(
+            f"{text!r} is not a range of releases", hint='write it like ">=0.9.1,<0.11"'
+        ) from error
 
 
 def in_range(version: Version | None, spec: str | None) -> bool | None:

@@ -24,7 +24,7 @@ class Family(str, Enum):
     UNKNOWN = "unknown"
 
     @property
-    def title(self) -> str:
+    def label(self) -> str:
         """The family in words, for headings."""
         return _FAMILY_TITLES[self]
 
@@ -59,7 +59,7 @@ class Phase(str, Enum):
     HOST = "host"
 
     @property
-    def title(self) -> str:
+    def label(self) -> str:
         """The phase in words: "while ..."."""
         return _PHASE_TITLES[self]
 

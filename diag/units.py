@@ -58,7 +58,7 @@ def parse_size(text: str) -> int:
     return round(parse_number(match.group(1)) * (_FACTORS[unit] if unit else 1))
 
 
-def gib(size: int | float) -> float:
+def gib(size: float) -> float:
     """Bytes as GiB."""
     return size / GIB
 
@@ -84,7 +84,7 @@ def format_gib(size: int, *, decimals: int = 2) -> str:
     return f"{size / GIB:,.{decimals}f}"
 
 
-def format_count(number: int | float) -> str:
+def format_count(number: float) -> str:
     """A count with thousands separators.
 
     >>> format_count(138272)

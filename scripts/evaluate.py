@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"evaluate: {error}", file=sys.stderr)
         return 2
 
-    from diag.diagnose import diagnose
+    from diag.pipeline import diagnose
 
     found = evaluate(cases, diagnose)
     print_report(found, show_failures=options.failures, show_facts=options.verbose)

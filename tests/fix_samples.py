@@ -21,7 +21,16 @@ FAMILIES = {
     "compile": Family.COMPILE,
     "look": Family.LOOKALIKE,
 }
-_GIB_NAMES = ("device.", "weights.", "profile.", "kv.needed", "kv.available", "oom.", "graph.", "host.")
+_GIB_NAMES = (
+    "device.",
+    "weights.",
+    "profile.",
+    "kv.needed",
+    "kv.available",
+    "oom.",
+    "graph.",
+    "host.",
+)
 LINE = 40  # of the failing text
 
 
@@ -61,7 +70,7 @@ def situation(
     return Situation(
         facts=Facts(table=table, problems=(problem,), events=events, lines=(*logged, line)),
         subtype=subtype,
-        family=FAMILIES.get(subtype.split(".")[0], Family.UNKNOWN),
+        family=FAMILIES.get(subtype.split(".", 1)[0], Family.UNKNOWN),
         phase=phase,
         version=parse_release(version),
         engine=engine,

@@ -56,6 +56,6 @@ def test_importing_the_package_loads_no_parts():
 def test_help_does_not_load_the_core():
     done = run(
         "import sys; from diag.apps.cli import main; code = main(['--help'])\n"
-        "print('\\nLOADED', code, [m for m in ('diag.diagnose', 'regex', 're2') if m in sys.modules])"
+        "print('\\nLOADED', code, [m for m in ('diag.pipeline', 'regex', 're2') if m in sys.modules])"
     )
     assert done.stdout.rstrip().endswith("LOADED 0 []"), done.stdout[-300:] + done.stderr

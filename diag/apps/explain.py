@@ -108,7 +108,7 @@ def _shown(name: str) -> str:
 
 def _diagnose(name: str, request: Request) -> Diagnosis | OomdocError:
     """The diagnosis, or the error after telling the user."""
-    from diag.diagnose import diagnose
+    from diag.pipeline import diagnose
 
     try:
         return diagnose(

@@ -38,7 +38,7 @@ def page(rule: Rule) -> str:
     lines = [
         f"{rule.id}: {rule.title}",
         "",
-        f"class     {rule.family.title} ({rule.name})",
+        f"class     {rule.family.label} ({rule.name})",
         f"releases  {rule.vllm or 'all'}",
         f"status    {rule.status}",
     ]
@@ -66,7 +66,7 @@ def test(rules: Sequence[Rule]) -> Iterator[str]:
 
 
 def _judge(rule: Rule, example: Example) -> str | None:
-    from diag.diagnose import diagnose
+    from diag.pipeline import diagnose
 
     # A newline makes it pasted text, not a file name.
     found = diagnose(f"{example.log}\n", vllm_version=example.vllm, launch=example.launch).diagnosis

@@ -125,7 +125,11 @@ def _typed(key: str, value: str) -> tuple[str, Value, str] | None:
     if key in _TEXT:
         return f"config.{key}", value.removeprefix("torch."), "text"
     if key in _INTEGER:
-        number = int(float(value[:-1]) * _SIZE_SUFFIX[value[-1]]) if value[-1] in _SIZE_SUFFIX else int(float(value))
+        number = (
+            int(float(value[:-1]) * _SIZE_SUFFIX[value[-1]])
+            if value[-1] in _SIZE_SUFFIX
+            else int(float(value))
+        )
         return (f"config.{key}", number, _INTEGER[key]) if number >= 0 else None
     if key == "gpu_memory_utilization":
         return "config.gpu_memory_utilization", float(value), "ratio"
@@ -136,7 +140,16 @@ def _typed(key: str, value: str) -> tuple[str, Value, str] | None:
         return f"config.{_GIB[key]}", round(float(value) * GIB), "bytes"
     if key == "speculative_config":
         return "config.speculative", value[:400], "text"
-    if key == "device" and value.lower() in ("cuda", "cpu", "tpu", "xpu", "npu", "neuron", "hpu", "rocm"):
+    if key == "device" and value.lower() in (
+        "cuda",
+        "cpu",
+        "tpu",
+        "xpu",
+        "npu",
+        "neuron",
+        "hpu",
+        "rocm",
+    ):
         return "config.backend", value.lower(), "text"
     return None
 
@@ -159,9 +172,14 @@ def from_event(event: Event) -> list[Fact]:
     return _facts(pairs(text), event.line.number, Origin.LOGGED)
 
 
-def from_command(command: str, line: int | None = None, origin: Origin = Origin.ASSUMED) -> list[Fact]:
-    """config.* facts of a command line given by the user or printed in the log."""
-    return _facts(flags(command), line, origin)
+def from_command(
+    command: str, line: int | None = None, origin: Origin = Origin.ASSUMED
+) -> list[Fact]:
+    """config.* facts of a command line, or an `LLM(...)` call, given by the user or printed in the log."""
+    settings = [*flags(command), *(pairs(command) if "(" in command else ())]
+    if "speculative" in command and not any(s.key.startswith("speculative") for s in settings):
+        settings.append(Setting("speculative_config", "named in the command"))
+    return _facts(iter(settings), line, origin)
 
 
 def command_in(line: LogLine) -> str | None:

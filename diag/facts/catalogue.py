@@ -2,31 +2,28 @@
 
 In: a LogLine's text. Out: the rows found on it, with their named groups converted (sizes to bytes). A group's
 suffix is its unit: `_gib _mib _kib _bytes _size` -> bytes, `_tokens _blocks _count _len` -> int, `_s _pct _x _ratio`
--> float, else text. An installed package reads one JSON made from the YAML at build time.
+-> float, else text.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diag.errors import RuleFileError, UnitError
 from diag.facts.model import Event, Value
 from diag.log.model import LogLine
-from diag.resources import data_dir
+from diag.patterns import MAX_TEXT, compile_pattern, compile_set, plain_groups
+from diag.resources import data_names, read_data, read_yaml
 from diag.terms import Phase, RowRole
 from diag.units import GIB, KIB, MIB, parse_number, parse_size
 
-if TYPE_CHECKING:
-    import regex
-
-MAX_TEXT = 64 * KIB  # characters of a line that a pattern sees
 MAX_HITS = 16  # times one row may be found on one line
-TIMEOUT_S = 0.5  # for one exact pattern on one line
+WHOLE_SET = 1 << 20  # characters of a log from which all rows are looked for at once
+
 
 _CONVERT: dict[str, Callable[[str], Value]] = {
     "gib": lambda text: round(parse_number(text) * GIB),
@@ -54,7 +51,8 @@ class Row:
     releases: str | None = None
     subtype: str | None = None
     facts: Mapping[str, str]
-    examples: tuple[str, ...]
+    literal: str = ""  # text that every match holds
+    examples: tuple[str, ...] = ()
     values: tuple[Mapping[str, Any], ...] = ()
     file: str = ""
 
@@ -65,54 +63,44 @@ def convert(group: str, text: str) -> Value:
     return text if how is None else how(text)
 
 
-def plain_groups(pattern: str) -> str:
-    """The pattern with named groups made plain: what RE2 scans with."""
-    import re
-
-    return re.sub(r"\(\?P<\w+>", "(?:", pattern)
-
-
 class Catalogue:
-    """The rows, with one RE2 set that tells which of them a line can match."""
+    """The rows, with RE2 sets that tell which of them a line can match."""
 
     def __init__(self, rows: tuple[Row, ...], registry: Mapping[str, Mapping[str, str]]) -> None:
         self.rows = rows
         self.registry = registry  # fact name -> {unit, means}
         self.by_id = {row.id: row for row in rows}
-        self._compiled: dict[str, regex.Pattern[str]] = {}
 
     @cached_property
-    def _which(self) -> Callable[[str], list[int]]:
-        try:
-            import re2
-        except ImportError:  # no wheel for this platform: try every row
-            everything = list(range(len(self.rows)))
-            return lambda _: everything
-        options = re2.Options()
-        options.max_mem = 256 << 20
-        options.log_errors = False
-        wanted = re2.Set.SearchSet(options)
-        for row in self.rows:
-            wanted.Add(plain_groups(row.pattern))
-        wanted.Compile()
-        return lambda text: sorted(wanted.Match(text) or ())
+    def _all(self) -> Finder:
+        return Finder(self.rows)
 
-    def exact(self, row: Row) -> regex.Pattern[str]:
-        """The row's own pattern, compiled on first use."""
-        import regex
-
-        pattern = self._compiled.get(row.id)
-        if pattern is None:
-            pattern = self._compiled[row.id] = regex.compile(row.pattern)
-        return pattern
+    def finder(self, lines: Sequence[LogLine]) -> Finder:
+        """What finds rows on these lines: for a short log only the rows whose fixed text occurs in it at all."""
+        if sum(len(line.text) for line in lines) > WHOLE_SET:
+            return self._all
+        text = "\n".join(line.text for line in lines)
+        return Finder(tuple(row for row in self.rows if row.literal in text))
 
     def find(self, line: LogLine) -> Iterator[Event]:
-        """The rows on a line, each as often as it occurs. A value that does not fit its unit drops that row's hit."""
+        """The rows on one line, each as often as it occurs."""
+        return self._all.find(line)
+
+
+class Finder:
+    """Some of the catalogue's rows, ready to be looked for."""
+
+    def __init__(self, rows: tuple[Row, ...]) -> None:
+        self._rows = rows
+        self._which = compile_set([row.pattern for row in rows])
+
+    def find(self, line: LogLine) -> Iterator[Event]:
+        """The rows on a line. A value that does not fit its unit drops that row's hit."""
         text = line.text if len(line.text) <= MAX_TEXT else line.text[:MAX_TEXT]
         for index in self._which(text):
-            row = self.rows[index]
+            row = self._rows[index]
             try:
-                for count, match in enumerate(self.exact(row).finditer(text, timeout=TIMEOUT_S)):
+                for count, match in enumerate(compile_pattern(row.pattern).finditer(text)):
                     if count >= MAX_HITS:
                         break
                     values = {
@@ -128,14 +116,18 @@ class Catalogue:
                         values=values,
                         subtype=row.subtype,
                     )
-            except (UnitError, TimeoutError):
+            except UnitError:
                 continue
 
 
 def _role_on(row: Row, line: LogLine) -> RowRole:
     """A failure's words in a line that its logger calls information or a warning are no failure."""
     calm = line.level in ("DEBUG", "INFO", "WARNING") and ".py" in (line.source or "")
-    return RowRole.WARNING if calm and row.role is RowRole.CAUSE and row.level != "warning" else row.role
+    return (
+        RowRole.WARNING
+        if calm and row.role is RowRole.CAUSE and row.level != "warning"
+        else row.role
+    )
 
 
 _GENERIC_ANCHORS = (
@@ -155,7 +147,7 @@ def scan_patterns() -> tuple[str, ...]:
 
 def row_from(data: Mapping[str, Any], origin: str, file: str) -> Row:
     """A Row from its YAML mapping. Raises KeyError or ValueError when a field is missing or off."""
-    examples = data["example"]
+    examples = data.get("example") or ()
     values = data.get("values")
     phase = data.get("phase")
     return Row(
@@ -170,56 +162,36 @@ def row_from(data: Mapping[str, Any], origin: str, file: str) -> Row:
         releases=data.get("releases"),
         subtype=data.get("subtype"),
         facts=data.get("facts") or {},
+        literal=data.get("literal", ""),
         examples=tuple([examples] if isinstance(examples, str) else examples),
         values=tuple([values] if isinstance(values, dict) else values or ()),
         file=file,
     )
 
 
-def read_yaml(path: Path) -> Any:
-    """A YAML file by the C loader when there is one. Raises RuleFileError with the line of a syntax error."""
-    import yaml
-
-    try:
-        with path.open("rb") as stream:
-            return yaml.load(stream, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path.name}:{mark.line + 1}" if mark else path.name
-        raise RuleFileError([f"{where}: not YAML: {getattr(error, 'problem', error)}"]) from error
-
-
-def build_json(rules_dir: Path) -> str:
-    """All message rows and fact names as one JSON text: what the wheel carries."""
-    files = []
+def message_files(rules_dir: Path) -> Iterator[tuple[str, Any]]:
+    """(file name, body) of each message file of a folder, with examples. Raises RuleFileError."""
     for path in sorted((rules_dir / "messages").glob("*.yaml")):
-        body = read_yaml(path)
-        files.append({"file": path.name, "origin": body["origin"], "messages": body["messages"]})
-    facts = {}
-    for path in sorted(rules_dir.glob("facts*.yaml")):
-        facts.update(read_yaml(path)["facts"])
-    return json.dumps({"files": files, "facts": facts}, ensure_ascii=False, separators=(",", ":"))
+        yield path.name, read_yaml(path)
 
 
 @lru_cache(maxsize=1)
 def catalogue() -> Catalogue:
     """The shipped catalogue, loaded once."""
-    rules = data_dir("rules")
-    compiled = rules.parent / "catalogue.json"
-    text = compiled.read_text("utf-8") if compiled.is_file() else build_json(rules)
-    return load(json.loads(text))
+    files = ((name.rsplit("/", 1)[-1], read_data(name)) for name in data_names("rules/messages"))
+    return load(files, read_data("rules/facts.yaml")["facts"])
 
 
-def load(body: Mapping[str, Any]) -> Catalogue:
-    """A Catalogue from the JSON body. Raises RuleFileError with every bad row."""
+def load(files: Iterable[tuple[str, Any]], registry: Mapping[str, Mapping[str, str]]) -> Catalogue:
+    """A Catalogue from message files. Raises RuleFileError with every bad row."""
     rows: list[Row] = []
     problems: list[str] = []
-    for part in body["files"]:
-        for data in part["messages"]:
+    for file, body in files:
+        for data in body["messages"]:
             try:
-                rows.append(row_from(data, part["origin"], part["file"]))
+                rows.append(row_from(data, body["origin"], file))
             except (KeyError, ValueError, TypeError) as error:
-                problems.append(f"messages/{part['file']}: row {data.get('id', '?')!r}: {error!r}")
+                problems.append(f"messages/{file}: row {data.get('id', '?')!r}: {error!r}")
     if problems:
         raise RuleFileError(problems)
-    return Catalogue(tuple(rows), body["facts"])
+    return Catalogue(tuple(rows), registry)

@@ -5,7 +5,7 @@ Every rank keeps its own values, in log order. A resolved engine configuration c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from diag.facts import args
 from diag.facts.catalogue import Catalogue, catalogue
@@ -92,12 +92,13 @@ def collect(
     return describe(derive(facts), earlier_engine=earlier_engine)
 
 
-def find_events(lines: Iterable[LogLine], known: Catalogue) -> tuple[Event, ...]:
+def find_events(lines: Sequence[LogLine], known: Catalogue) -> tuple[Event, ...]:
     """Catalogue rows on the lines, in log order."""
     events: list[Event] = []
+    finder = known.finder(lines)
     for line in lines:
         if line.text:
-            events.extend(known.find(line))
+            events.extend(finder.find(line))
         if len(events) >= MAX_EVENTS:
             break
     return tuple(events)
@@ -113,5 +114,3 @@ def _facts_of(event: Event, known: Catalogue) -> Iterable[Fact]:
         if unit == "bool":
             value = str(value).lower() not in ("false", "0", "none")
         yield Fact(name=name, value=value, unit=unit, line=event.line.number, rank=event.line.rank)
-
-

@@ -12,7 +12,8 @@ from diag.facts.model import Fact, Facts
 from diag.facts.problems import phase_marks
 from diag.terms import Origin, RowRole
 
-STOPPING = ("exec.shutdown_signal", "exec.stop_requested")
+STOPPING = ("exec.shutdown_signal", "exec.shutdown_initiated", "exec.server_stopping")
+GONE = ("exec.core_died", "exec.core_died2", "exec.mpclient_exit")
 ALIVE = ("serve.stats_v1", "serve.stats_v0", "serve.stats_v1_early", "serve.request_ok")
 
 
@@ -29,7 +30,9 @@ def _course(facts: Facts, earlier_engine: bool) -> Iterator[Fact]:
     yield _fact("attempt.earlier_engine", earlier_engine, "bool")
     first = min((p.first_number for p in facts.problems), default=None)
     stop = min((event.line.number for event in facts.seen(*STOPPING)), default=None)
-    yield _fact("attempt.stopped_first", stop is not None and (first is None or stop < first), "bool")
+    yield _fact(
+        "attempt.stopped_first", stop is not None and (first is None or stop < first), "bool"
+    )
     yield _fact("attempt.ended_well", _ended_well(facts), "bool")
     last = max((p.line.number for p in facts.problems if p.role is RowRole.CAUSE), default=None)
     alive = max((event.line.number for event in facts.seen(*ALIVE)), default=None)
@@ -49,7 +52,8 @@ def _ended_well(facts: Facts) -> bool:
         return False
     offline = not any((line.speaker.process or "").startswith("APIServer") for line in spoken)
     first = facts.problems[0]
-    return offline and first.role is RowRole.ECHO and first.line.number >= spoken[-1].number
+    gone = first.rows.intersection(GONE)
+    return offline and bool(gone) and first.line.number >= spoken[-1].number
 
 
 def _fact(name: str, value: int | str | bool, unit: str, line: int | None = None) -> Fact:

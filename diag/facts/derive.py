@@ -85,7 +85,7 @@ def _oom(facts: Facts) -> Iterator[Fact]:
             yield _derived("oom.growth", growth, "bytes", reading)
 
 
-def _derived(name: str, value: int | float | bool, unit: str, reading: OomReading) -> Fact:
+def _derived(name: str, value: float | bool, unit: str, reading: OomReading) -> Fact:
     return Fact(
         name=name,
         value=value,
@@ -112,7 +112,7 @@ def _cards(facts: Facts) -> Iterator[Fact]:
 
 
 def _pool_bound(facts: Facts) -> Iterator[Fact]:
-    """Requests wait while no more run than the pool holds at full length: the pool is what limits the server."""
+    """More requests wait than run, and no more run than fit at full length: the pool limits the server."""
     fits = facts.number("kv.max_concurrency")
     if fits is None:
         return
@@ -122,7 +122,7 @@ def _pool_bound(facts: Facts) -> Iterator[Fact]:
         )
         if not (isinstance(running, int) and isinstance(waiting, int) and isinstance(usage, float)):
             continue
-        if waiting >= 1 and 1 <= running <= fits + 0.5 and usage >= _NEARLY_FULL:
+        if 1 <= running <= min(waiting, fits + 0.5) and usage >= _NEARLY_FULL:
             number = event.line.number
             yield Fact(
                 name="serving.pool_bound",

@@ -23,7 +23,9 @@ MAX_MESSAGE_LINES = 16  # lines of an exception's text that are joined
 MAX_PROBLEMS = 2000
 MAX_COPIES = 500
 
-_FRAME = re.compile(r'File "(?P<file>[^"\n]{1,400})", line (?P<line>\d+)(?:, in (?P<function>[^\s,]+))?')
+_FRAME = re.compile(
+    r'File "(?P<file>[^"\n]{1,400})", line (?P<line>\d+)(?:, in (?P<function>[^\s,]+))?'
+)
 _NOTEBOOK_FRAME = re.compile(
     r"^\s*(?:File )?(?P<file>[~/.\w][^\s:()]{1,300}\.py)(?:[:,] ?(?P<line>\d+))?,? in (?P<function>[\w.<>]+)\("
 )
@@ -36,6 +38,10 @@ _CHAIN = re.compile(
     r"During handling of the above exception|The above exception was the direct cause"
 )
 _ALIKE = re.compile(r"0x[0-9a-f]+|\d[\d.,]*|GPU \d+|rank ?\d+|cuda:\d+", re.IGNORECASE)
+_REFUSED = (
+    "torch.map_warning",
+    "torch.alloc_warning",
+)  # what a cut traceback was most likely about
 _METHOD = re.compile(r"(?:processing|executing) method ['\"]?(\w+)")
 
 
@@ -166,13 +172,17 @@ def gather(
     gatherer = _Gatherer(by_line)
     for line in lines:
         gatherer.feed(line)
-    problems = (_problem(done, by_line, started) for done in gatherer.finish())
-    return _fold([problem for problem in problems if problem is not None])
+    warned = [event for event in events if event.row in _REFUSED]
+    problems = (_problem(done, by_line, started, warned) for done in gatherer.finish())
+    return _fold(list(problems))
 
 
 def _problem(
-    done: _Open, events: Mapping[int, Sequence[Event]], started: Sequence[tuple[int, Phase]]
-) -> Problem | None:
+    done: _Open,
+    events: Mapping[int, Sequence[Event]],
+    started: Sequence[tuple[int, Phase]],
+    warned: Sequence[Event],
+) -> Problem:
     own = tuple(event for line in done.lines for event in events.get(id(line), ()))
     sites = sites_of(done.frames)
     if done.exceptions:
@@ -183,6 +193,7 @@ def _problem(
         last = done.frames[-1]
         stated = next(line for line in reversed(done.lines) if line.number == last.number)
         name, text = None, ""  # a traceback whose end was cut off
+        own = tuple(event for event in warned if event.line.number < done.first)[-1:]
     return Problem(
         line=stated,
         text=text,
@@ -196,9 +207,7 @@ def _problem(
     )
 
 
-def _telling(
-    done: _Open, events: Mapping[int, Sequence[Event]]
-) -> tuple[LogLine, str | None, str]:
+def _telling(done: _Open, events: Mapping[int, Sequence[Event]]) -> tuple[LogLine, str | None, str]:
     """Of a chain's exceptions the one to quote: the first that the catalogue knows as a cause, else the first."""
     for stated, name, text in done.exceptions:
         if any(event.role is RowRole.CAUSE for event in events.get(id(stated), ())):
@@ -208,7 +217,7 @@ def _telling(
 
 def _role(own: Sequence[Event], raised: bool) -> RowRole:
     roles = {event.role for event in own}
-    if not own and not raised:
+    if not raised and all(event.role is RowRole.WARNING for event in own):
         return RowRole.DETAIL
     for role in (RowRole.CAUSE, RowRole.ECHO, RowRole.NOISE, RowRole.WARNING, RowRole.DETAIL):
         if role in roles:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from diag.facts.catalogue import read_yaml
 from diag.facts.model import Frame
-from diag.resources import data_dir
+from diag.patterns import Pattern, compile_pattern
+from diag.resources import read_data
 from diag.terms import Phase
 
 _MODEL_CODE = re.compile(r"/models/\w+(?:/\w+)?\.py:")
@@ -25,8 +25,8 @@ class Site:
 
     name: str
     phase: Phase | None
-    pattern: re.Pattern[str] | None
-    inner: re.Pattern[str] | None  # looked for in the innermost frame of model code only
+    pattern: Pattern | None
+    inner: Pattern | None  # looked for in the innermost frame of model code only
 
     def passed(self, keys: Sequence[str], innermost: str | None) -> bool:
         """Whether frames, as `frame_key` writes them, pass this place."""
@@ -46,9 +46,8 @@ class Places:
 @lru_cache(maxsize=1)
 def places() -> Places:
     """The shipped sites and phases, loaded once."""
-    rules = data_dir("rules")
-    sites = read_yaml(rules / "sites.yaml")["sites"]
-    after = read_yaml(rules / "phases.yaml")["after"]
+    sites = read_data("rules/sites.yaml")["sites"]
+    after = read_data("rules/phases.yaml")["after"]
     return Places(
         sites=tuple(
             Site(
@@ -63,9 +62,9 @@ def places() -> Places:
     )
 
 
-def _any(patterns: Iterable[str]) -> re.Pattern[str] | None:
+def _any(patterns: Iterable[str]) -> Pattern | None:
     parts = [f"(?:{pattern})" for pattern in patterns]
-    return re.compile("|".join(parts)) if parts else None
+    return compile_pattern("|".join(parts)) if parts else None
 
 
 def frame_key(frame: Frame) -> str:

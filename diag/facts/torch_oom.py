@@ -109,10 +109,10 @@ class OomReading:
 
     @property
     def really_full(self) -> bool | None:
-        """Free and idle memory together are less than the request: no allocator setting helps."""
-        if self.tried is None or self.free is None:
+        """The device lacked the memory and the idle part can't make up for it."""
+        if self.fragmented is None or self.free_exceeds_tried is None:
             return None
-        return self.free + (self.reserved_unallocated or 0) < self.tried
+        return not self.free_exceeds_tried and not self.fragmented
 
     @property
     def free_exceeds_tried(self) -> bool | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from diag.fixes.actions_pool import size
 from diag.fixes.case import Case
 from diag.fixes.conditions import applies, fill, values
 from diag.fixes.model import GmuAdvice, NotHelpful
 from diag.fixes.situation import Numbers
+from diag.fixes.sums import size
 from diag.fixes.table import Entry, FixTable
 from diag.terms import GmuVerdict
 

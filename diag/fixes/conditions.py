@@ -10,12 +10,12 @@ import re
 from collections.abc import Callable, Mapping
 from string import Formatter
 
-from diag.fixes.actions_pool import is_symptom, size
 from diag.fixes.case import Case
+from diag.fixes.sums import is_symptom, size
 from diag.fixes.window import missing, pool_bytes, request_shortfall
 from diag.release import in_range
 from diag.terms import Family, GmuVerdict
-from diag.units import format_count
+from diag.units import GIB, format_count
 
 _KUBERNETES = re.compile(r"kubernetes|kubectl|\bpod\b|KUBERNETES_|containerName", re.IGNORECASE)
 _RAY = re.compile(r"raylet|ray\.exceptions|RayWorker|memory_monitor", re.IGNORECASE)
@@ -128,7 +128,7 @@ def _heavy_weights(case: Case) -> bool:
     """Whether the weights may be what fills the share: most of it, or its size is unknown."""
     weights, total, share = case.numbers.weights, case.numbers.total, case.numbers.gmu
     if weights is None or total is None or share is None:
-        return weights is not None
+        return weights is not None and weights.value >= 4 * GIB
     return weights.value >= 0.6 * share.value * total.value
 
 

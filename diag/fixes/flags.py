@@ -9,27 +9,26 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-import yaml
 from packaging.version import Version
 
 from diag.errors import Location, RuleFileError
 from diag.release import in_range
-from diag.resources import data_dir
+from diag.resources import read_data
 
 _TAKES = ("value", "switch", "list", "json")
 
 
 @lru_cache(maxsize=1)
 def _table() -> Mapping[str, Any]:
-    path = data_dir("corpus") / "flags" / "core.yaml"
-    table = yaml.safe_load(path.read_text(encoding="utf-8"))
+    path = "corpus/flags/core.yaml"
+    table = read_data(path)
     problems = [
-        f"{Location(str(path))}: {flag}: takes must be one of {', '.join(_TAKES)}"
+        f"{Location(path)}: {flag}: takes must be one of {', '.join(_TAKES)}"
         for flag, row in table["flags"].items()
         if row.get("takes") not in _TAKES
     ]
     problems += [
-        f"{Location(str(path))}: settings.{name}: unknown flag {flag}"
+        f"{Location(path)}: settings.{name}: unknown flag {flag}"
         for name, names in table["settings"].items()
         for flag in names
         if flag not in table["flags"]

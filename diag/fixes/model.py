@@ -1,6 +1,6 @@
 """What this package hands on: the verdict on gpu_memory_utilization, changes, fixes, and changes that won't help.
 
-Plain data with the field names of the report, so that `diagnose` only copies.
+Plain data, carried by the report as it is.
 """
 
 from __future__ import annotations

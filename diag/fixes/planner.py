@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from diag.fixes import actions_pool, actions_work
+from diag.fixes import actions_host, actions_request, actions_share, actions_work
 from diag.fixes.advice import not_helpful
 from diag.fixes.case import Case, make_case
 from diag.fixes.conditions import applies, fill, values
@@ -25,13 +25,14 @@ Action = Callable[[Case], "Fix | None"]
 ACTIONS: Mapping[str, Action] = {
     action.__name__: action
     for action in (
-        actions_pool.raise_gmu,
-        actions_pool.lower_gmu,
-        actions_pool.set_pool_bytes,
-        actions_pool.cpu_pool,
-        actions_pool.shorten_context,
-        actions_pool.fp8_kv,
-        actions_pool.more_gpus,
+        actions_share.raise_gmu,
+        actions_share.lower_gmu,
+        actions_share.set_pool_bytes,
+        actions_share.cpu_pool,
+        actions_share.drop_override,
+        actions_request.shorten_context,
+        actions_request.fp8_kv,
+        actions_request.more_gpus,
         actions_work.fewer_batched_tokens,
         actions_work.fewer_seqs,
         actions_work.enforce_eager,
@@ -40,14 +41,14 @@ ACTIONS: Mapping[str, Action] = {
         actions_work.smaller_images,
         actions_work.chunk_prompts,
         actions_work.shorter_profile,
-        actions_work.half_precision,
-        actions_work.offload_weights,
-        actions_work.free_card,
-        actions_work.expandable_on,
-        actions_work.expandable_off,
-        actions_work.less_swap,
-        actions_work.no_custom_all_reduce,
-        actions_work.no_symmetric_memory,
+        actions_host.half_precision,
+        actions_host.offload_weights,
+        actions_host.free_card,
+        actions_host.expandable_on,
+        actions_host.expandable_off,
+        actions_host.less_swap,
+        actions_host.no_custom_all_reduce,
+        actions_host.no_symmetric_memory,
     )
 }
 

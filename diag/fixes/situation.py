@@ -12,10 +12,10 @@ from packaging.version import Version
 
 from diag.facts.args import from_command
 from diag.facts.model import Fact, Facts, Problem
+from diag.facts.torch_oom import OomReading, oom_lines, read_oom
 from diag.memory.defaults import batch_limits
 from diag.memory.eras import Era, default_gpu_memory_utilization, era_of
 from diag.memory.gpus import by_name
-from diag.memory.torch_oom import OomReading, oom_lines, read_oom
 from diag.release import in_range
 from diag.terms import Family, Origin, Phase
 from diag.units import GIB
@@ -49,9 +49,8 @@ class Situation:
     rank: int | None = None
     command: str | None = None
     backend: str | None = None  # "cuda" "rocm" "cpu" "tpu" "npu" "xpu" ...
-    assumed_total: int | None = (
-        None  # bytes of the device, when the user named it and the log does not
-    )
+    wording_era: Era | None = None  # by the log's wordings, when it prints no release
+    assumed_total: int | None = None  # bytes of the device, named by the user and not by the log
 
     @property
     def problem(self) -> Problem | None:
@@ -114,8 +113,8 @@ class Situation:
 
     @property
     def era(self) -> Era | None:
-        """How this release budgets; None when the release is unknown."""
-        return era_of(self.version, self.engine)
+        """How this release budgets; None when neither release nor wordings tell."""
+        return era_of(self.version, self.engine) or self.wording_era
 
     @property
     def charges_others(self) -> bool:
@@ -140,6 +139,8 @@ class Situation:
 
     def default_gmu(self) -> float | None:
         """The release's own default share (0.90, from 0.20.0 on 0.92); None when the release is unknown."""
+        if self.version is None and self.era is not None:
+            return self.era.default_gmu
         default = default_gpu_memory_utilization(self.version)
         return 0.9 if default is None and self.engine == "V0" else default
 
@@ -316,6 +317,10 @@ def _gmu(situation: Situation, near: _Near) -> Known | None:
         share = Known(float(fact.value), Origin.LOGGED, fact.line)
     if share is not None and 0 < share.value <= 1:
         return share
+    requested, total = near("device.requested"), near("device.total")
+    if requested is not None and total is not None and 0 < requested.value <= total.value:
+        derived = round(requested.value / total.value, 2)
+        return Known(derived, Origin.DERIVED, requested.line)
     default = situation.default_gmu()
     return None if default is None else Known(default, Origin.ASSUMED, default=True)
 

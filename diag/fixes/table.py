@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from diag.errors import RuleFileError
 from diag.facts.model import Value
 from diag.fixes.conditions import CONDITIONS, NAMES, names_in
-from diag.resources import data_dir
+from diag.resources import read_data, read_yaml
 from diag.terms import Safety
 
 
@@ -130,13 +129,11 @@ class FixTable(_Strict):
 @lru_cache(maxsize=4)
 def load_table(actions: frozenset[str], path: Path | None = None) -> FixTable:
     """The table, for the given action names. Raises RuleFileError with every problem."""
-    path = path or data_dir("rules") / "fixes.yaml"
+    raw = dict(read_data("rules/fixes.yaml") if path is None else read_yaml(path))
+    raw["schema_"] = raw.pop("schema", None)
+    path = path or Path("rules/fixes.yaml")
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-        raw["schema_"] = raw.pop("schema", None)
         table = FixTable.model_validate(raw)
-    except yaml.YAMLError as error:
-        raise RuleFileError([f"{path}: {error}"]) from error
     except ValidationError as error:
         raise RuleFileError(
             [f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from diag.release import in_range
-from diag.resources import data_dir
+from diag.resources import read_data
 from diag.units import GIB
 
 if TYPE_CHECKING:
@@ -101,6 +99,5 @@ def _applies(row: Mapping[str, Any], version: Version | None, engine: str | None
 
 @lru_cache(maxsize=1)
 def _document() -> Mapping[str, Any]:
-    text = (data_dir("corpus") / "vllm_defaults.yaml").read_text(encoding="utf-8")
-    loaded: Mapping[str, Any] = yaml.safe_load(text)
+    loaded: Mapping[str, Any] = read_data("corpus/vllm_defaults.yaml")
     return loaded

@@ -20,7 +20,7 @@ from diag.units import format_gib
 
 if TYPE_CHECKING:
     from diag.facts.model import Facts
-    from diag.memory.torch_oom import OomReading
+    from diag.facts.torch_oom import OomReading
 
 
 def oom_ledger(

@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from diag.errors import RuleFileError
-from diag.resources import data_dir
+from diag.resources import read_data
 from diag.units import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 _TOLERANCE_GIB = 0.011  # totals are printed to a hundredth
 _SIZE_CLASSES_GB = (
@@ -85,8 +82,7 @@ class Gpu:
 @lru_cache(maxsize=1)
 def all_gpus() -> tuple[Gpu, ...]:
     """Every entry of `corpus/gpus.yaml`. Raises: RuleFileError when the file is wrong."""
-    path = data_dir("corpus") / "gpus.yaml"
-    return _load(path)
+    return _load(read_data("corpus/gpus.yaml"))
 
 
 def by_name(text: str) -> Gpu | None:
@@ -190,14 +186,13 @@ def _of_size(found: tuple[Gpu, ...], words: frozenset[str]) -> tuple[Gpu, ...]:
     return fitting or found
 
 
-def _load(path: Path) -> tuple[Gpu, ...]:
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+def _load(document: Mapping[str, Any]) -> tuple[Gpu, ...]:
     gpus, problems = [], []
     for row in document["gpus"]:
         try:
             gpus.append(_gpu(row))
         except (KeyError, TypeError, ValueError) as error:
-            problems.append(f"{path.name}: entry {row!r}: {error}")
+            problems.append(f"corpus/gpus.yaml: entry {row!r}: {error}")
     if problems:
         raise RuleFileError(problems)
     return tuple(gpus)

@@ -1,8 +1,6 @@
-"""What the memory arithmetic hands on: sized values with their source, and the ledger of each
-device.
+"""What the memory arithmetic hands on: sized values with their source, and the ledger of each device.
 
-The ledger's fields are those of the report; `diag.diagnose` copies them over. Sizes are whole
-bytes, None is unknown.
+The report carries the ledger as it is. Sizes are whole bytes, None is unknown.
 """
 
 from __future__ import annotations

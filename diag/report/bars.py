@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 
 from diag.report import words
 from diag.report.layout import BAD, DIM, Cell, Page
@@ -16,7 +16,7 @@ from diag.report.safe import clean
 from diag.units import format_gib
 
 _MIN_BAR = 16
-_MAX_LABEL = 24
+_LABEL_SHARE = 0.36  # of the width; longer labels are cut
 _EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 _FULL, _SHORT = "\u2588", "\u2591"
 
@@ -27,7 +27,7 @@ class Bars:
     def __init__(self, page: Page, drawn: Sequence[LedgerEntry]) -> None:
         self.page = page
         longest = max(cell_len(self._label(row)) for row in drawn)
-        self.label_width = min(longest, _MAX_LABEL, page.width // 3)
+        self.label_width = min(longest, int(page.width * _LABEL_SHARE))
         self.number_width = max(len(_amount(row)) for row in drawn)
         self.top = max(1, *map(_extent, drawn))
         self.sources = True
@@ -43,7 +43,7 @@ class Bars:
         """One line for each term."""
         for row in rows:
             style = BAD if row.failed else ""
-            name = set_cell_size(self._label(row), self.label_width)
+            name = self.page.cut(self._label(row), self.label_width)
             number = f"{_amount(row):>{self.number_width}}"
             state = words.entry_state(row)
             if self.scale < _MIN_BAR // 2:

@@ -194,7 +194,9 @@ def _healthy(facts: Facts) -> str:
 def _cannot_tell(facts: Facts) -> str:
     ends = facts.text("attempt.ends_in")
     if ends is not None:
-        return f"Cannot tell yet. The log ends {Phase(ends).title} and shows no failure up to there."
+        return (
+            f"Cannot tell yet. The log ends {Phase(ends).label} and shows no failure up to there."
+        )
     if facts.events:
         return "Cannot tell yet. The log holds no failure and stops before the start is complete."
     return "Cannot tell. No line of this input is known from vLLM or what it runs on."

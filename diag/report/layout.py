@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from io import StringIO
 from itertools import zip_longest
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
@@ -69,6 +69,13 @@ class Page:
         glued = _UNIT.sub(_GLUE, self.say(text))
         found = Text(glued).wrap(self._wrapper, max(width, 8), overflow="fold")
         return [line.plain.replace(_GLUE, " ").strip() for line in found] or [""]
+
+    def cut(self, text: str, width: int) -> str:
+        """The text in exactly `width` cells: filled up, or cut with a mark."""
+        if cell_len(text) <= width:
+            return set_cell_size(text, width)
+        mark = self.say("\u2026")
+        return set_cell_size(text, max(width - len(mark), 0)) + mark
 
     def prose(self, text: str, *, style: str = "", indent: int = 0, hanging: int = 0) -> None:
         """A paragraph; `hanging` indents all its lines but the first."""

@@ -201,7 +201,7 @@ def _direction(diagnosis: Diagnosis) -> str:
 
 def _readings(diagnosis: Diagnosis) -> str:
     items = [
-        prose(words.alternative(item.family.title, item.subtype, item.confidence, item.why))
+        prose(words.alternative(item.family.label, item.subtype, item.confidence, item.why))
         for item in diagnosis.alternatives
     ]
     return f"**Could also be**\n\n{_list(items)}" if items else ""

@@ -1,16 +1,39 @@
 """The Diagnosis: all that a renderer needs, as plain data. `to_dict` gives the documented JSON.
 
-No text formatting here and nothing computed: `diag.diagnose` fills it, renderers and apps read it.
+No text formatting here and nothing computed: `diag.diagnose` fills it, renderers and apps read it. Ledger, fixes and
+the verdict on gpu_memory_utilization are those of the parts that compute them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from diag.terms import EvidenceRole, Family, GmuVerdict, Origin, Outcome, Phase, Safety
+from diag.fixes.model import Change, Fix, GmuAdvice, NotHelpful
+from diag.memory.model import Ledger, LedgerEntry, RankLedger
+from diag.terms import EvidenceRole, Family, Origin, Outcome, Phase
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Alternative",
+    "Change",
+    "Diagnosis",
+    "Environment",
+    "Evidence",
+    "FactOut",
+    "Finding",
+    "Fix",
+    "GmuAdvice",
+    "KnownBug",
+    "Ledger",
+    "LedgerEntry",
+    "NotHelpful",
+    "RankLedger",
+    "Related",
+    "SourceInfo",
+]
 
 SCHEMA_VERSION = 1
 
@@ -98,90 +121,6 @@ class FactOut:
     rank: int | None
     line: int | None
     origin: Origin
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerEntry:
-    """One term of a rank's memory. `bytes` None: unknown. `wanted` is what the failed request asked of this term."""
-
-    term: str  # other_processes context collectives weights peak_activation cuda_graphs kv_pool outside unexplained ...
-    label: str  # in words: "weights"
-    bytes: int | None
-    origin: Origin
-    lines: tuple[int, ...] = ()
-    wanted: int | None = None
-    error_pct: float | None = None  # error range of an estimate, +- percent
-    failed: bool = False  # the term that did not fit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankLedger:
-    """Memory of one device. Entries plus `unexplained_bytes` sum to `total_bytes` when all are known."""
-
-    rank: int | None
-    device: str | None
-    total_bytes: int | None
-    entries: tuple[LedgerEntry, ...]
-    unexplained_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
-    """Memory by rank, by the formula of the release's era (A..I), or of host RAM on the CPU back end."""
-
-    era: str | None
-    formula: str | None
-    ranks: tuple[RankLedger, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GmuAdvice:
-    """Direction verdict for gpu_memory_utilization with the window's ends; None: unknown."""
-
-    verdict: GmuVerdict
-    current: float | None
-    lower_bound: float | None
-    upper_bound: float | None
-    suggested: float | None
-    why: str
-    popular: tuple[str, ...] = ()  # sentences on the popular advice (0.80, 0.75, 0.70 with TP) for this log
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One setting to change: exactly one of `flag`, `env`, `action` is set. `to` None: remove it."""
-
-    flag: str | None = None  # "--max-model-len"
-    env: str | None = None  # "PYTORCH_ALLOC_CONF"
-    action: str | None = None  # words for what is no setting: "stop the other process"
-    from_: Value | None = None
-    to: Value | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fix:
-    """A change that was checked. `fits` None: the log has too few numbers to say."""
-
-    id: str
-    title: str
-    changes: tuple[Change, ...]
-    fits: bool | None
-    proof: str  # the sum behind `fits`, or why it can't be known
-    predicted: Mapping[str, Value] = field(default_factory=dict)
-    cost: str = ""
-    safety: Safety = Safety.SAFE
-    verify: str = ""
-    when_not: str = ""
-    command: str | None = None  # the user's own command, changed
-    lines_used: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotHelpful:
-    """A popular change that does not help here, with the reason."""
-
-    change: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 
 from diag.report import words
 from diag.report.bars import Bars
@@ -234,7 +234,7 @@ class _Answer(Page):
             return
         self.heading("Could also be")
         for item in diagnosis.alternatives[: None if self.show_all else 2]:
-            text = words.alternative(item.family.title, item.subtype, item.confidence, item.why)
+            text = words.alternative(item.family.label, item.subtype, item.confidence, item.why)
             self.prose(text, indent=2, hanging=2)
 
     def closing(self, diagnosis: Diagnosis) -> None:
@@ -272,10 +272,7 @@ class _Answer(Page):
         lead = f"  {item.line:>{number}}  {item.role.value:<{role}}  "
         room = self.width - len(lead)
         text = self.say(clean(item.text, max(room, 1) + 1).strip())
-        if cell_len(text) > room:
-            mark = self.say("\u2026")
-            text = set_cell_size(text, room - len(mark)).rstrip() + mark
-        self.line((lead, DIM), (text, ""))
+        self.line((lead, DIM), (self.cut(text, room), ""))
 
     def facts(self, diagnosis: Diagnosis) -> None:
         """All facts: name, value, rank, source."""

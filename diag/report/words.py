@@ -39,7 +39,7 @@ _ALIKE = GIB // 20  # ranks whose terms differ by less share one picture
 
 def title(finding: Finding) -> str:
     """The failure in words: "KV reservation: one request does not fit the KV pool"."""
-    return f"{finding.family.title}: {_run_on(clean(finding.title, TITLE))}"
+    return f"{finding.family.label}: {_run_on(clean(finding.title, TITLE))}"
 
 
 def _run_on(text: str) -> str:
@@ -81,7 +81,7 @@ def environment(diagnosis: Diagnosis) -> str:
     if finding.rank is not None:
         parts.append(f"rank {finding.rank}")
     if finding.phase is not None:
-        parts.append(finding.phase.title)
+        parts.append(finding.phase.label)
     line = f" (line {finding.line:,})" if finding.line is not None else ""
     return ", ".join(filter(None, parts)) + line
 
@@ -100,7 +100,11 @@ def _model(model: str | None) -> str:
     cached = re.search(r"models--[^/]*--([^/]+)/snapshots/", name)
     if cached:
         return clean(cached.group(1), 60)
-    return clean(name.rsplit("/", 1)[-1], 60)
+    last = name.rsplit("/", 1)[-1]
+    return clean(last, 12 if _HASH.fullmatch(last) else 60)
+
+
+_HASH = re.compile(r"[0-9a-f]{40}")
 
 
 def attempts(source: SourceInfo, *, failed: bool) -> str | None:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from diag.errors import RuleFileError, UnitError
-from diag.facts.catalogue import Catalogue, Row, build_json, load, plain_groups, read_yaml
+from diag.facts.catalogue import Catalogue, Row, load, message_files
 from diag.log.reader import read_lines
 from diag.log.source import read_text
+from diag.patterns import why_refused
 from diag.release import in_range
-from diag.resources import data_dir
+from diag.resources import data_dir, read_yaml
 from diag.rules.load import read_rules
 from diag.rules.match import load_groups
 from diag.rules.schema import Condition, Rule, When
@@ -26,13 +27,9 @@ from diag.rules.schema import Condition, Rule, When
 
 def check_all(rules_dir: Path | None = None) -> list[str]:
     """Every problem of the catalogue, sites, phases, groups and failure rules, in words."""
-    import json
-
     folder = rules_dir or data_dir("rules")
-    if not (folder / "messages").is_dir():
-        return []  # an installed package carries the compiled form, checked when it was built
     try:
-        known = load(json.loads(build_json(folder)))
+        known = load(message_files(folder), read_yaml(folder / "facts.yaml")["facts"])
         rules = read_rules(folder)
     except RuleFileError as error:
         return list(error.problems)
@@ -54,7 +51,7 @@ def check_catalogue(known: Catalogue) -> Iterator[str]:
 
 
 def _check_row(row: Row, known: Catalogue) -> Iterator[str]:
-    problem = compiles(row.pattern)
+    problem = why_refused(row.pattern)
     if problem:
         yield problem
         return
@@ -98,32 +95,11 @@ def _close(left: object, right: object) -> bool:
     )
 
 
-def compiles(pattern: str) -> str | None:
-    """What is wrong with a pattern; None when RE2 and regex both take it."""
-    import regex
-
-    try:
-        regex.compile(pattern)
-    except regex.error as error:
-        return f"pattern does not compile: {error}"
-    try:
-        import re2
-    except ImportError:
-        return None
-    options = re2.Options()
-    options.log_errors = False
-    try:
-        re2.compile(plain_groups(pattern), options)
-    except re2.error as error:
-        return f"RE2 refuses the pattern (no lookaround, no backreference): {error}"
-    return None
-
-
 def check_names(folder: Path, known: Catalogue) -> Iterator[str]:
     """Sites, phases and groups name only what exists."""
     for name, body in read_yaml(folder / "sites.yaml")["sites"].items():
         for pattern in (*body.get("frames", ()), *body.get("inner", ())):
-            if problem := compiles(pattern):
+            if problem := why_refused(pattern):
                 yield f"sites.yaml: {name}: {problem}"
     phases = read_yaml(folder / "phases.yaml")["after"]
     groups = read_yaml(folder / "groups.yaml")["groups"]
@@ -189,12 +165,10 @@ def _check_condition(condition: Condition, known: Catalogue, sites: Any) -> Iter
     if condition.fact is not None and condition.fact not in known.registry:
         yield f"unknown fact {condition.fact!r}{_nearest(condition.fact, known.registry)}"
     for pattern in (condition.text, condition.log, condition.process, condition.matches):
-        if pattern is not None and (problem := compiles(pattern)):
+        if pattern is not None and (problem := why_refused(pattern)):
             yield problem
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, list(names), n=1)
     return f'; did you mean "{close[0]}"?' if close else ""
-
-

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from diag.facts.model import Facts, Problem
 from diag.log.model import LogLine
-from diag.rules.match import Context, check, evaluate
+from diag.rules.match import Context, LogText, check, evaluate
 from diag.rules.schema import Reading, Rule
 from diag.terms import Phase, RowRole
 
@@ -54,9 +54,14 @@ class Verdict:
 def judge(facts: Facts, rules: Iterable[Rule]) -> Verdict:
     """The verdict on one attempt."""
     matches: list[Match] = []
+    text = LogText(facts.lines)
     for rule in rules:
-        subjects: Sequence[Problem | None] = facts.problems if rule.subject == "problem" else (None,)
-        matches.extend(found for p in subjects if (found := _apply(rule, p, facts)) is not None)
+        subjects: Sequence[Problem | None] = (
+            facts.problems if rule.subject == "problem" else (None,)
+        )
+        matches.extend(
+            found for p in subjects if (found := _apply(rule, Context(facts, text, p))) is not None
+        )
     matches.sort(key=lambda match: match.order)
     if not matches:
         return Verdict(root=None)
@@ -64,8 +69,8 @@ def judge(facts: Facts, rules: Iterable[Rule]) -> Verdict:
     return Verdict(root=root, others=_other_readings(root, matches), echoes=_echoes(root, facts))
 
 
-def _apply(rule: Rule, problem: Problem | None, facts: Facts) -> Match | None:
-    context = Context(facts, problem)
+def _apply(rule: Rule, context: Context) -> Match | None:
+    problem = context.problem
     result = evaluate(rule.when, context)
     if not result.held:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from diag.errors import RuleFileError
-from diag.facts.catalogue import read_yaml
-from diag.resources import data_dir
+from diag.resources import data_names, read_data, read_yaml
 from diag.rules.schema import Rule
 
 
@@ -49,19 +47,8 @@ def read_rules(rules_dir: Path) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def build_json(rules_dir: Path) -> str:
-    """All rules as one JSON text without their examples: what the wheel carries for speed."""
-    bodies = [read_yaml(path) for path in rule_files(rules_dir)]
-    for body in bodies:
-        body["examples"] = []
-    return json.dumps(bodies, ensure_ascii=False, separators=(",", ":"))
-
-
 @lru_cache(maxsize=1)
 def load_rules() -> tuple[Rule, ...]:
-    """The shipped rules, loaded once."""
-    rules = data_dir("rules")
-    compiled = rules.parent / "failures.json"
-    if not compiled.is_file():
-        return read_rules(rules)
-    return tuple(parse_rule(body, body["id"]) for body in json.loads(compiled.read_text("utf-8")))
+    """The shipped rules without their examples, loaded once."""
+    names = data_names("rules/failures")
+    return tuple(parse_rule({**read_data(name), "examples": []}, name) for name in names)

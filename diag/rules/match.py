@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import accumulate
 
-import regex
-
-from diag.facts.catalogue import MAX_TEXT, TIMEOUT_S, read_yaml
+from diag.errors import UnitError
 from diag.facts.model import Fact, Facts, Problem, Value
 from diag.log.model import LogLine
-from diag.resources import data_dir
+from diag.patterns import MAX_TEXT, compile_pattern, found
+from diag.resources import read_data
 from diag.rules.schema import Condition, When
 from diag.terms import RowRole
-from diag.errors import UnitError
 from diag.units import parse_size
 
 
@@ -31,11 +31,37 @@ class Result:
 YES, NO = Result(True), Result(False)
 
 
+class LogText:
+    """All lines of an attempt as one text, so that a pattern is looked for once and not line by line."""
+
+    def __init__(self, lines: Sequence[LogLine]) -> None:
+        self._lines = lines
+        self._found: dict[str, LogLine | None] = {}
+
+    @cached_property
+    def _text(self) -> str:
+        return "\n".join(line.text[:MAX_TEXT].replace("\n", " ") for line in self._lines)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        lengths = (min(len(line.text), MAX_TEXT) + 1 for line in self._lines)
+        return [0, *accumulate(lengths)]
+
+    def line_with(self, pattern: str) -> LogLine | None:
+        """The first line that holds the pattern; `^` and `$` are the line's ends."""
+        if pattern not in self._found:
+            match = compile_pattern(f"(?m){pattern}").search(self._text)
+            index = bisect_right(self._starts, match.start()) - 1 if match else -1
+            self._found[pattern] = self._lines[index] if match else None
+        return self._found[pattern]
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What conditions look at. `problem` is None for rules about the whole log."""
 
     facts: Facts
+    text: LogText
     problem: Problem | None = None
 
     @property
@@ -88,7 +114,7 @@ def negate(result: Result) -> Result:
 
 
 def check(condition: Condition, context: Context) -> Result:
-    """One condition. Patterns run with a timeout; one that times out counts as not found."""
+    """One condition."""
     if condition.all is not None:
         return conjunction(check(part, context) for part in condition.all)
     if condition.any is not None:
@@ -103,7 +129,8 @@ def check(condition: Condition, context: Context) -> Result:
         events = context.facts.seen(*rows(condition.after))
         return YES if any(event.line.number < start for event in events) else NO
     if condition.log is not None:
-        return _in_log(condition.log, context.facts)
+        line = context.text.line_with(condition.log)
+        return Result(True, (line,)) if line else NO
     if condition.fact is not None:
         return _compare(condition, context)
     return _about_problem(condition, context)
@@ -152,28 +179,8 @@ def rows(names: tuple[str, ...]) -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def load_groups() -> dict[str, tuple[str, ...]]:
     """The shipped groups of rows."""
-    body = read_yaml(data_dir("rules") / "groups.yaml")["groups"]
+    body = read_data("rules/groups.yaml")["groups"]
     return {name: tuple(members) for name, members in body.items()}
-
-
-@lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> regex.Pattern[str]:
-    return regex.compile(pattern)
-
-
-def found(pattern: str, text: str) -> bool:
-    """Whether the pattern occurs in a bounded part of the text, within the time allowed."""
-    try:
-        return _compiled(pattern).search(text[:MAX_TEXT], timeout=TIMEOUT_S) is not None
-    except TimeoutError:
-        return False
-
-
-def _in_log(pattern: str, facts: Facts) -> Result:
-    for line in facts.lines:
-        if found(pattern, line.text):
-            return Result(True, (line,))
-    return NO
 
 
 _OPERATORS: dict[str, Callable[[Value, Value], bool]] = {

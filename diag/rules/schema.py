@@ -31,15 +31,23 @@ class Condition(Strict):
     all: tuple[Condition, ...] | None = None
     any: tuple[Condition, ...] | None = None
     none: tuple[Condition, ...] | None = None
-    problem: tuple[str, ...] | None = Field(None, description="catalogue rows on the problem's own lines")
+    problem: tuple[str, ...] | None = Field(
+        None, description="catalogue rows on the problem's own lines"
+    )
     hint: tuple[str, ...] | None = Field(None, description="class hints of cause rows on its lines")
-    generic: Literal[True] | None = Field(None, description="an exception that no catalogue row explains")
+    generic: Literal[True] | None = Field(
+        None, description="an exception that no catalogue row explains"
+    )
     first: Literal[True] | None = Field(None, description="no failure was stated before it")
     text: str | None = Field(None, description="pattern in the exception's or message's text")
     exception: tuple[str, ...] | None = Field(None, description="last part of the exception class")
-    site: tuple[str, ...] | None = Field(None, description="names from rules/sites.yaml in the traceback")
+    site: tuple[str, ...] | None = Field(
+        None, description="names from rules/sites.yaml in the traceback"
+    )
     phase: tuple[Phase, ...] | None = Field(None, description="phases the problem may be in")
-    process: str | None = Field(None, description="pattern in the name of the process that reports it")
+    process: str | None = Field(
+        None, description="pattern in the name of the process that reports it"
+    )
     seen: tuple[str, ...] | None = Field(None, description="catalogue rows anywhere in the attempt")
     after: tuple[str, ...] | None = Field(None, description="catalogue rows before the problem")
     log: str | None = Field(None, description="pattern in any line of the attempt")
@@ -68,7 +76,24 @@ class Condition(Strict):
         return self
 
 
-_TESTS = ("all", "any", "none", "problem", "hint", "generic", "first", "text", "exception", "site", "phase", "process", "seen", "after", "log", "fact")
+_TESTS = (
+    "all",
+    "any",
+    "none",
+    "problem",
+    "hint",
+    "generic",
+    "first",
+    "text",
+    "exception",
+    "site",
+    "phase",
+    "process",
+    "seen",
+    "after",
+    "log",
+    "fact",
+)
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "in_", "matches", "exists")
 
 
@@ -120,7 +145,9 @@ class Rule(Strict):
 
     schema_: Literal[1] = Field(alias="schema")
     id: str = Field(pattern=r"^[a-z]+\.[a-z0-9_]+$")
-    subtype: str | None = Field(None, description="taxonomy subtype when several rules lead to one; default: id")
+    subtype: str | None = Field(
+        None, description="taxonomy subtype when several rules lead to one; default: id"
+    )
     title: str = Field(min_length=8, max_length=90)
     family: Family
     status: Literal["draft", "tested", "stable"] = "tested"

@@ -34,9 +34,9 @@ def fake_diagnose(monkeypatch):
         diagnosis = SAMPLES[sample]()
         return replace(diagnosis, source=replace(diagnosis.source, name=name))
 
-    module = ModuleType("diag.diagnose")
+    module = ModuleType("diag.pipeline")
     module.diagnose = diagnose
-    monkeypatch.setitem(sys.modules, "diag.diagnose", module)
+    monkeypatch.setitem(sys.modules, "diag.pipeline", module)
     return calls
 
 

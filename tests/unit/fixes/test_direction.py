@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from diag.fixes.direction import advise_gmu
 from diag.terms import GmuVerdict as V
-from diag.terms import Phase as P
+from diag.terms import Phase
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory."
 GMU = "config.gpu_memory_utilization"
@@ -62,7 +62,13 @@ def oom(tried: float, free: float, total: float, **more: object) -> dict[str, ob
             V.CANNOT_HELP,
             id="pool pinned by hand",
         ),
-        pytest.param("kv.no_blocks", {}, {"text": "No available memory for the cache blocks"}, V.RAISE, id="bare error"),
+        pytest.param(
+            "kv.no_blocks",
+            {},
+            {"text": "No available memory for the cache blocks"},
+            V.RAISE,
+            id="bare error",
+        ),
         pytest.param(
             "kv.no_blocks",
             {"profile.available_kv_cache": -2.14, "device.total": 79.1, GMU: 0.9},
@@ -72,40 +78,92 @@ def oom(tried: float, free: float, total: float, **more: object) -> dict[str, ob
         ),
         pytest.param("kv.no_blocks", {GMU: 0.97}, {}, V.CANNOT_HELP, id="bare error at the top"),
         pytest.param(
-            "kv.no_blocks", {}, {"backend": "cpu", "version": "0.12.0"}, V.CANNOT_HELP, id="cpu pool has its own knob"
+            "kv.no_blocks",
+            {},
+            {"backend": "cpu", "version": "0.12.0"},
+            V.CANNOT_HELP,
+            id="cpu pool has its own knob",
         ),
         pytest.param(
             "kv.free_below_target",
             {"device.free_at_start": 19.4, "device.total": 23.65, GMU: 0.92},
-            {"phase": P.INIT_DEVICE},
+            {"phase": Phase.INIT_DEVICE},
             V.LOWER,
             id="nearly free",
         ),
         pytest.param(
             "kv.free_below_target",
             {"device.free_at_start": 7.34, "device.total": 139.72, GMU: 0.9},
-            {"phase": P.INIT_DEVICE},
+            {"phase": Phase.INIT_DEVICE},
             V.CANNOT_HELP,
             id="owned by another process",
         ),
-        pytest.param("kv.preemption", {"serving.kv_usage_max": 99.1}, {"phase": P.SERVING}, V.RAISE, id="pool full"),
-        pytest.param("kv.preemption", {"serving.kv_usage_max": 60.0}, {"phase": P.SERVING}, V.LEAVE, id="pool not full"),
-        pytest.param("act.prefill", oom(0.5, 0.15, 15.77), {"phase": P.SERVING}, V.LOWER, id="serving"),
-        pytest.param("act.profile_run", oom(3.5, 1.4, 23.6), {"phase": P.PROFILE}, V.CANNOT_HELP, id="profile run"),
         pytest.param(
-            "act.multimodal_encoder", oom(2.0, 0.9, 23.7), {"phase": P.PROFILE}, V.CANNOT_HELP, id="encoder profiled"
+            "kv.preemption",
+            {"serving.kv_usage_max": 99.1},
+            {"phase": Phase.SERVING},
+            V.RAISE,
+            id="pool full",
         ),
         pytest.param(
-            "act.multimodal_encoder", oom(2.0, 0.9, 23.7), {"phase": P.SERVING}, V.LOWER, id="encoder while serving"
+            "kv.preemption",
+            {"serving.kv_usage_max": 60.0},
+            {"phase": Phase.SERVING},
+            V.LEAVE,
+            id="pool not full",
         ),
         pytest.param(
-            "act.sampler_warmup", oom(1.74, 0.58, 23.57), {"phase": P.SAMPLER_WARMUP}, V.LOWER, id="sampler"
+            "act.prefill", oom(0.5, 0.15, 15.77), {"phase": Phase.SERVING}, V.LOWER, id="serving"
         ),
-        pytest.param("weights.too_big", oom(0.27, 0.15, 22.0), {"phase": P.WEIGHT_LOAD}, V.CANNOT_HELP, id="weights"),
         pytest.param(
-            "weights.load_peak", {}, {"text": "Failed core proc(s): {}"}, V.NOT_ENOUGH_FACTS, id="weights by guess"
+            "act.profile_run",
+            oom(3.5, 1.4, 23.6),
+            {"phase": Phase.PROFILE},
+            V.CANNOT_HELP,
+            id="profile run",
         ),
-        pytest.param("graph.capture_oom", oom(0.15, 0.04, 22.0), {"phase": P.GRAPH_CAPTURE}, V.LOWER, id="capture"),
+        pytest.param(
+            "act.multimodal_encoder",
+            oom(2.0, 0.9, 23.7),
+            {"phase": Phase.PROFILE},
+            V.CANNOT_HELP,
+            id="encoder profiled",
+        ),
+        pytest.param(
+            "act.multimodal_encoder",
+            oom(2.0, 0.9, 23.7),
+            {"phase": Phase.SERVING},
+            V.LOWER,
+            id="encoder while serving",
+        ),
+        pytest.param(
+            "act.sampler_warmup",
+            oom(1.74, 0.58, 23.57),
+            {"phase": Phase.SAMPLER_WARMUP},
+            V.LOWER,
+            id="sampler",
+        ),
+        pytest.param(
+            "weights.too_big",
+            oom(0.27, 0.15, 22.0),
+            {"phase": Phase.WEIGHT_LOAD},
+            V.CANNOT_HELP,
+            id="weights",
+        ),
+        pytest.param(
+            "weights.load_peak",
+            {},
+            {"text": "Failed core proc(s): {}"},
+            V.NOT_ENOUGH_FACTS,
+            id="weights by guess",
+        ),
+        pytest.param(
+            "graph.capture_oom",
+            oom(0.15, 0.04, 22.0),
+            {"phase": Phase.GRAPH_CAPTURE},
+            V.LOWER,
+            id="capture",
+        ),
         pytest.param(
             "graph.capture_oom",
             {},
@@ -114,18 +172,36 @@ def oom(tried: float, free: float, total: float, **more: object) -> dict[str, ob
             id="advice text is no failure",
         ),
         pytest.param(
-            "graph.capture_oom", oom(1, 0.5, 22.0), {"sites": ("graph_profile",)}, V.CANNOT_HELP, id="graph estimate"
+            "graph.capture_oom",
+            oom(1, 0.5, 22.0),
+            {"sites": ("graph_profile",)},
+            V.CANNOT_HELP,
+            id="graph estimate",
         ),
-        pytest.param("tp.nccl_oom", {}, {"text": "Cuda failure 2 'out of memory'"}, V.LOWER, id="nccl"),
-        pytest.param("tp.custom_allreduce", {}, {"text": "'invalid argument'"}, V.LEAVE, id="ipc fault"),
+        pytest.param(
+            "tp.nccl_oom", {}, {"text": "Cuda failure 2 'out of memory'"}, V.LOWER, id="nccl"
+        ),
+        pytest.param(
+            "tp.custom_allreduce", {}, {"text": "'invalid argument'"}, V.LEAVE, id="ipc fault"
+        ),
         pytest.param("host.shm", {}, {"text": "Bus error"}, V.LEAVE, id="host"),
-        pytest.param("look.illegal_access", {}, {"text": "illegal memory access"}, V.LEAVE, id="look-alike"),
-        pytest.param("look.other", {}, {"text": "Device 0 OOM 18446744073707737660 / 1"}, V.CANNOT_HELP, id="vgpu"),
-        pytest.param("alloc.wake_up", {}, {"phase": P.SLEEP_WAKE, "text": OOM}, V.LOWER, id="wake up"),
+        pytest.param(
+            "look.illegal_access", {}, {"text": "illegal memory access"}, V.LEAVE, id="look-alike"
+        ),
+        pytest.param(
+            "look.other",
+            {},
+            {"text": "Device 0 OOM 18446744073707737660 / 1"},
+            V.CANNOT_HELP,
+            id="vgpu",
+        ),
+        pytest.param(
+            "alloc.wake_up", {}, {"phase": Phase.SLEEP_WAKE, "text": OOM}, V.LOWER, id="wake up"
+        ),
         pytest.param(
             "alloc.fragmentation",
             oom(5.84, 4.54, 79.18, **{"oom.allocated": 65.08, "oom.reserved_unallocated": 7.43}),
-            {"phase": P.SERVING},
+            {"phase": Phase.SERVING},
             V.CANNOT_HELP,
             id="live memory inside the share",
         ),
@@ -144,7 +220,13 @@ def test_raise_window_of_one_request():
 
 
 def test_free_memory_at_start_caps_the_raise():
-    facts = {"kv.needed": 7.0, "kv.available": 6.1, "device.total": 80.0, "device.free_at_start": 73.0, GMU: 0.9}
+    facts = {
+        "kv.needed": 7.0,
+        "kv.available": 6.1,
+        "device.total": 80.0,
+        "device.free_at_start": 73.0,
+        GMU: 0.9,
+    }
     # 73 GiB free less graphs (1 GiB) is 0.90 of the card: nothing left to raise to.
     assert advise_gmu(situation("kv.max_len_exceeds", facts)).verdict is V.CANNOT_HELP
 
@@ -160,7 +242,9 @@ def test_lower_window_keeps_one_request():
         "kv.asked_len": 124000,
         GMU: 0.98,
     }
-    advice = advise_gmu(situation("graph.capture_oom", facts, version="0.29.0", phase=P.GRAPH_CAPTURE))
+    advice = advise_gmu(
+        situation("graph.capture_oom", facts, version="0.29.0", phase=Phase.GRAPH_CAPTURE)
+    )
     assert (advice.lower_bound, advice.upper_bound) == (0.96, 0.97)
     assert advice.suggested == 0.96
 
@@ -175,7 +259,9 @@ def test_others_charged_raises_by_their_part():
 def test_pool_allocation_lowers_to_what_is_there():
     # 44.56 GiB card, others hold what free and PyTorch leave: (0.55 + 27.93) / 44.56 = 0.639.
     facts = oom(1.63, 0.55, 44.56, **{"oom.allocated": 27.91, "oom.reserved": 27.93})
-    advice = advise_gmu(situation("kv.alloc_oom", facts, version="0.4.3", engine="V0", phase=P.KV_ALLOC))
+    advice = advise_gmu(
+        situation("kv.alloc_oom", facts, version="0.4.3", engine="V0", phase=Phase.KV_ALLOC)
+    )
     assert (advice.verdict, advice.upper_bound, advice.suggested) == (V.LOWER, 0.63, 0.62)
 
 
@@ -188,7 +274,12 @@ def test_pool_allocation_lowers_to_what_is_there():
             {},
             ("wrong direction", "8.00 GiB"),
         ),
-        ("act.prefill", oom(0.5, 0.1, 80.0, **{GMU: 0.9}), {"phase": P.SERVING}, ("works but gives up",)),
+        (
+            "act.prefill",
+            oom(0.5, 0.1, 80.0, **{GMU: 0.9}),
+            {"phase": Phase.SERVING},
+            ("works but gives up",),
+        ),
         (
             "kv.free_below_target",
             {"device.free_at_start": 23.0, "device.total": 64.0, GMU: 0.85},
@@ -203,7 +294,13 @@ def test_popular_advice_is_judged(subtype, facts, options, words):
     assert all(word in said for word in words)
 
 
-SUBTYPES = ["kv.max_len_exceeds", "kv.no_blocks", "kv.free_below_target", "kv.alloc_oom", "act.prefill"]
+SUBTYPES = [
+    "kv.max_len_exceeds",
+    "kv.no_blocks",
+    "kv.free_below_target",
+    "kv.alloc_oom",
+    "act.prefill",
+]
 sizes = st.floats(min_value=-1, max_value=300, allow_nan=False)
 
 

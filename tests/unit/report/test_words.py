@@ -121,6 +121,7 @@ def test_environment_names_what_is_unknown_or_assumed():
     [
         ("Qwen/Qwen3-32B", "Qwen3-32B"),
         ("/models/llama-3-8b/", "llama-3-8b"),
+        ("/data/4c1f24cc10a2a1894304c7ab52edd9710c047571", "4c1f24cc10a\u2026"),
         ("/root/.cache/huggingface/hub/models--org--phi-4/snapshots/73068f37/", "phi-4"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Actions on the KV pool: the share, a pinned pool, the longest request, the type of the cache, more GPUs.
+"""Actions on the size of the KV pool: the share, a pinned pool, the host memory of the CPU back end.
 
 Each takes a Case and gives a Fix whose sum is computed from the log, or None when it makes no sense there.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 
-from diag.facts.model import Value
 from diag.fixes.case import Case
 from diag.fixes.model import Change, Fix
+from diag.fixes.sums import PRINTED, pool_line, pool_outlook, size, tokens_of
 from diag.fixes.window import (
     margin,
     missing,
@@ -17,50 +17,8 @@ from diag.fixes.window import (
     pool_bytes,
     request_shortfall,
 )
-from diag.release import in_range
 from diag.terms import GmuVerdict, Safety
-from diag.units import GIB, MIB, format_count, format_size
-
-BLOCK = 16  # tokens; vLLM's usual block, and a divisor of the larger ones
-# A fitting length below both of these says that the fixed parts fill the card, not that the context should be so short.
-_SYMPTOM_TOKENS = 2048
-_SYMPTOM_SHARE = 1 / 8
-_PRINTED = GIB // 200  # half of the last printed digit
-_SIXTEEN_BIT = ("auto", "bfloat16", "float16", "half", "none")
-
-
-def size(amount: float) -> str:
-    """Bytes for people."""
-    return format_size(round(amount))
-
-
-def _pool_line(case: Case, pool: float, tokens: float | None) -> str:
-    """What to look for in the next log once the pool has changed."""
-    if case.situation.engine == "V0":
-        return 'look for "# GPU blocks" above 0 and no error about the longest request'
-    found = f'look for "Available KV cache memory" of about {size(pool)}'
-    return found + (
-        f' and "GPU KV cache size" of about {format_count(tokens)} tokens' if tokens else ""
-    )
-
-
-def _pool_outlook(case: Case, pool: float) -> dict[str, Value]:
-    """Tokens and full-length requests of a pool of `pool` bytes, where one request's bytes are known."""
-    request, asked = one_request(case.numbers), case.numbers.asked_len
-    outlook: dict[str, Value] = {"kv_pool_bytes": round(pool)}
-    if request:
-        outlook["concurrency"] = round(pool / request, 2)
-        if asked:
-            outlook["kv_tokens"] = int(pool / request * asked.value)
-    return outlook
-
-
-def _tokens(outlook: dict[str, Value]) -> float | None:
-    tokens = outlook.get("kv_tokens")
-    return float(tokens) if tokens is not None else None
-
-
-# --- the share ------------------------------------------------------------------------------------------------
+from diag.units import GIB, MIB
 
 
 def raise_gmu(case: Case) -> Fix | None:
@@ -85,13 +43,13 @@ def raise_gmu(case: Case) -> Fix | None:
             fits=None,
             proof="The direction is right; how much it gives depends on the card's size, which the log does not show.",
             cost="less headroom outside the pool",
-            verify=_pool_line(case, 0, None).replace(" of about 0 bytes", " above zero"),
+            verify=pool_line(case, 0, None).replace(" of about 0 bytes", " above zero"),
             when_not=warn,
         )
     gain = (share - advice.current) * numbers.total.value
     fits, proof, pool = _raised(case, gain)
     headroom = (1 - share) * numbers.total.value
-    outlook = _pool_outlook(case, pool) if pool else {}
+    outlook = pool_outlook(case, pool) if pool else {}
     outlook["headroom_bytes"] = round(headroom)
     return case.fix(
         "raise_gmu",
@@ -100,7 +58,7 @@ def raise_gmu(case: Case) -> Fix | None:
         fits=fits,
         proof=proof + _window_note(case) + case.share_note(),
         cost=f"headroom falls from {size((1 - advice.current) * numbers.total.value)} to {size(headroom)}",
-        verify=_pool_line(case, pool, _tokens(outlook)) if pool else "",
+        verify=pool_line(case, pool, tokens_of(outlook)) if pool else "",
         when_not=warn,
         predicted=outlook,
         used=("gmu", "total", "free_at_start", "budget", "needed", "available", "capacity_tokens"),
@@ -136,6 +94,12 @@ def _raised(case: Case, gain: float) -> tuple[bool | None, str, float | None]:
             None,
         )
     after, request = pool.value + gain, one_request(numbers)
+    if case.situation.subtype == "kv.preemption":
+        return (
+            None,
+            f"the pool grows from {size(pool.value)} to {size(after)}; what the load needs varies",
+            after,
+        )
     shortfall = request_shortfall(numbers)
     if request is None and shortfall is not None:
         request = pool.value + shortfall.value
@@ -172,7 +136,7 @@ def lower_gmu(case: Case) -> Fix | None:
         return _lower_by_some(case)
     given = (advice.current - advice.suggested) * total.value
     pool = pool_bytes(numbers)
-    outlook = _pool_outlook(case, pool - given) if pool is not None else {}
+    outlook = pool_outlook(case, pool - given) if pool is not None else {}
     outlook["headroom_bytes"] = round((1 - advice.suggested) * total.value)
     if lack is None or numbers.tried is None or numbers.free is None:
         fits, proof = (
@@ -197,7 +161,7 @@ def lower_gmu(case: Case) -> Fix | None:
         cost=f"the KV pool shrinks by {size(given)}",
         safety=Safety.TRADEOFF,
         verify="the failed step passes"
-        + (f"; {_pool_line(case, pool - given, _tokens(outlook))}" if pool else ""),
+        + (f"; {pool_line(case, pool - given, tokens_of(outlook))}" if pool else ""),
         when_not="the start then stops with a KV error: shorten the context instead",
         predicted=outlook,
         used=("gmu", "total", "tried", "free", "budget", "pool_tokens", "concurrency"),
@@ -256,9 +220,6 @@ def _lower_to_free(case: Case) -> Fix | None:
     )
 
 
-# --- a pool set by hand ---------------------------------------------------------------------------------------
-
-
 def set_pool_bytes(case: Case) -> Fix | None:
     """Enlarge or reduce a pinned pool to what the failure asks for."""
     if case.situation.pinned_by != "--kv-cache-memory-bytes" or not case.has_flag(
@@ -271,10 +232,18 @@ def set_pool_bytes(case: Case) -> Fix | None:
     if case.situation.subtype in ("kv.max_len_exceeds", "kv.no_blocks"):
         if request is None:
             return None
-        to = math.ceil((request + _PRINTED) / MIB) * MIB
+        to = math.ceil((request + PRINTED) / MIB) * MIB
         fits, proof = (
             None,
             f"one request needs {size(request)}; whether the card has that much left is not checked",
+        )
+    elif case.situation.subtype == "kv.preemption":
+        to, fits, proof = int(now) * 2, None, "twice the pool; what the load needs varies"
+    elif case.situation.subtype == "kv.alloc_oom" and lack is None:
+        to, fits, proof = (
+            int(now) // 2,
+            None,
+            "half the pool; how much there is room for is not in the log",
         )
     elif lack is not None and numbers.total is not None:
         to = int((now - lack - margin(numbers.total.value)) / MIB) * MIB
@@ -293,10 +262,27 @@ def set_pool_bytes(case: Case) -> Fix | None:
         if to > now
         else f"the KV pool shrinks by {size(now - to)}",
         safety=Safety.SAFE if to > now else Safety.TRADEOFF,
-        verify=_pool_line(case, to, None),
+        verify=pool_line(case, to, None),
         when_not="the card is not yours alone: nothing checks that a pinned pool fits",
-        predicted=_pool_outlook(case, to),
+        predicted=pool_outlook(case, to),
         used=("needed", "available", "tried", "free"),
+    )
+
+
+def drop_override(case: Case) -> Fix | None:
+    """Let the profile run size the pool in place of a forced number of blocks."""
+    now = case.situation.setting_number("num_gpu_blocks_override")
+    if not now:
+        return None
+    return case.fix(
+        "drop_override",
+        "Let vLLM size the pool itself",
+        [Change(flag="--num-gpu-blocks-override", from_=int(now), to=None)],
+        fits=None,
+        proof=f"{int(now)} blocks are forced; without that the pool takes what the profile run leaves",
+        cost="nothing, unless the small pool was meant",
+        verify='look for "GPU KV cache size" in the next log',
+        when_not="the number was chosen to leave memory for something else",
     )
 
 
@@ -313,6 +299,8 @@ def cpu_pool(case: Case) -> Fix | None:
     spare = case.numbers.free_at_start
     if case.situation.facts.seen("profile.cpu_explicit_fail"):
         return _smaller_cpu_pool(case)
+    if case.situation.subtype == "kv.alloc_oom":
+        return _smaller_cpu_pool(case)
     to = math.ceil(request / GIB) if request else 8
     grows = (to * GIB - available.value) if available else None
     fits = spare.value >= grows if spare is not None and grows is not None else None
@@ -327,7 +315,7 @@ def cpu_pool(case: Case) -> Fix | None:
         cost=f"{to} GiB of host memory per rank",
         verify='look for "GPU KV cache size" in the next log',
         when_not="the host, or the container's limit, has no such memory to spare",
-        predicted=_pool_outlook(case, to * GIB) if request else None,
+        predicted=pool_outlook(case, to * GIB) if request else None,
         used=("needed", "available", "free_at_start"),
     )
 
@@ -335,189 +323,20 @@ def cpu_pool(case: Case) -> Fix | None:
 def _smaller_cpu_pool(case: Case) -> Fix | None:
     """The CPU pool asked for more than the node has free."""
     free = case.numbers.free_at_start
-    if free is None or free.value < 2 * GIB:
+    if free is not None and free.value < 2 * GIB:
         return None
-    to = int(free.value / GIB) - 1
+    to = int(free.value / GIB) - 1 if free is not None else 4
     return case.fix(
         "cpu_pool",
         f"Give the KV pool {to} GiB of host memory",
         [Change(env="VLLM_CPU_KVCACHE_SPACE", to=to)],
-        fits=True,
-        proof=f"{size(free.value)} of host memory were free",
+        fits=True if free is not None else None,
+        proof=f"{size(free.value)} of host memory were free"
+        if free is not None
+        else "how much host memory was free is not in the log",
         cost="fewer tokens in the cache",
         safety=Safety.TRADEOFF,
         verify='look for "GPU KV cache size" in the next log',
         when_not="other processes on the host need that memory",
         used=("free_at_start",),
-    )
-
-
-# --- one request ----------------------------------------------------------------------------------------------
-
-
-def shorten_context(case: Case) -> Fix | None:
-    """The longest request that fits: vLLM's own estimate, the tokens of the refused pool, or the linear share."""
-    fitting = fitting_length(case)
-    asked = case.numbers.asked_len
-    if fitting is None or asked is None or fitting[0] >= asked.value or is_symptom(case):
-        return None
-    tokens, exact, source = fitting
-    share = 1 - tokens / asked.value
-    pool = case.numbers.available or case.numbers.budget
-    return case.fix(
-        "shorten_context",
-        f"Limit the context to {format_count(tokens)} tokens",
-        [Change(flag="--max-model-len", from_=int(asked.value), to=tokens)],
-        fits=True if exact else None,
-        proof=source,
-        cost=f"context -{share:.0%}: longer requests are refused",
-        safety=Safety.TRADEOFF,
-        verify=_length_line(case, tokens),
-        when_not="a new length compiles anew and can profile larger once: if it fails again, start once more unchanged",
-        predicted={
-            "max_model_len": tokens,
-            **({"kv_pool_bytes": round(pool.value)} if pool else {}),
-        },
-        used=("needed", "available", "estimated_len", "capacity_tokens", "asked_len"),
-    )
-
-
-def _length_line(case: Case, tokens: int) -> str:
-    if case.situation.engine == "V0":
-        return f'look for "Maximum concurrency for {tokens} tokens per request" of at least 1'
-    return f'look for "GPU KV cache size" of at least {format_count(tokens)} tokens'
-
-
-def fitting_length(case: Case) -> tuple[int, bool, str] | None:
-    """(tokens in whole blocks, whether that is exact, where it comes from); None when it can't be said."""
-    numbers = case.numbers
-    if numbers.estimated_len is not None:
-        tokens = _whole_blocks(numbers.estimated_len.value)
-        return (
-            (
-                tokens,
-                True,
-                f"vLLM's own estimate in the log: {format_count(numbers.estimated_len.value)} tokens",
-            )
-            if tokens
-            else None
-        )
-    if numbers.capacity_tokens is not None:
-        tokens = _whole_blocks(numbers.capacity_tokens.value)
-        return (
-            (
-                tokens,
-                True,
-                f"the refused pool holds {format_count(numbers.capacity_tokens.value)} tokens",
-            )
-            if tokens
-            else None
-        )
-    needed, available, asked = numbers.needed, numbers.available, numbers.asked_len
-    if needed is None or available is None or asked is None or needed.value <= 0:
-        return None
-    share = (available.value - _PRINTED) / (needed.value + _PRINTED)
-    tokens = _whole_blocks(asked.value * share)
-    # Before the hybrid manager every layer's cache grew with the length, so the share is exact there.
-    linear = in_range(case.situation.version, "<0.9.1") is True
-    source = (
-        f"{size(available.value)} of {size(needed.value)} is room for {format_count(tokens)} of "
-        f"{format_count(asked.value)} tokens"
-        + ("" if linear else ", if the whole cache grows with the length")
-    )
-    return (tokens, linear, source) if tokens > 0 else None
-
-
-def is_symptom(case: Case) -> bool:
-    """Whether the fitting length is so short that the fixed parts are the trouble, not the context."""
-    fitting, asked = fitting_length(case), case.numbers.asked_len
-    if fitting is None or asked is None:
-        return False
-    return fitting[0] < _SYMPTOM_TOKENS and fitting[0] < asked.value * _SYMPTOM_SHARE
-
-
-def _whole_blocks(tokens: float) -> int:
-    return int(tokens // BLOCK) * BLOCK
-
-
-def fp8_kv(case: Case) -> Fix | None:
-    """Half the bytes per token, where the cache is 16-bit and the pool is what binds."""
-    if case.advice.verdict is GmuVerdict.LEAVE:
-        return None  # the pool is not short
-    dtype = str(case.now("kv_cache_dtype") or "auto").lower()
-    if dtype not in _SIXTEEN_BIT or not case.gpu or not case.has_flag("--kv-cache-dtype"):
-        return None
-    request, pool = one_request(case.numbers), pool_bytes(case.numbers)
-    shortfall = request_shortfall(case.numbers)
-    if request is None and pool is not None and shortfall is not None:
-        request = pool + shortfall.value
-    if request is not None and pool is not None:
-        halves = _all_of_it_halves(case)
-        fits: bool | None = request / 2 + _PRINTED <= pool
-        proof = f"needs {size(request / 2)} of {size(pool)}"
-        if fits and not halves:
-            fits, proof = None, proof + ", if the whole cache is in 16 bits now"
-    else:
-        fits, proof = _fp8_by_tokens(case)
-    spelled = "fp8" if in_range(case.situation.version, ">=0.4.3") is not False else "fp8_e5m2"
-    outlook: dict[str, Value] = {}
-    if request and pool:
-        outlook["concurrency"] = round(2 * pool / request, 2)
-    return case.fix(
-        "fp8_kv",
-        "Keep the KV cache in 8 bits",
-        [Change(flag="--kv-cache-dtype", from_=dtype, to=spelled)],
-        fits=fits,
-        proof=proof,
-        cost="a little accuracy; some attention back ends are slower or refuse it",
-        safety=Safety.CHANGES_RESULTS,
-        verify='look for about twice the tokens in "GPU KV cache size"',
-        when_not="the checkpoint already brings 8-bit KV scales, or the attention back end has no 8-bit kernels",
-        predicted=outlook,
-        used=("needed", "available", "budget", "capacity_tokens", "asked_len"),
-    )
-
-
-def _fp8_by_tokens(case: Case) -> tuple[bool | None, str]:
-    asked, holds = case.numbers.asked_len, case.numbers.capacity_tokens
-    if asked is None or holds is None:
-        return None, "twice the tokens in the same pool; the sizes are not in the log"
-    doubled = 2 * holds.value
-    return (
-        doubled >= asked.value,
-        f"{format_count(doubled)} instead of {format_count(holds.value)} tokens, {format_count(asked.value)} needed",
-    )
-
-
-def _all_of_it_halves(case: Case) -> bool:
-    """Whether the log shows a 16-bit cache and no state that stays as it is (Mamba, linear attention)."""
-    if case.now("kv_cache_dtype") is None:
-        return False
-    return not any(
-        "mamba" in event.row or "gdn" in event.row for event in case.situation.facts.events
-    )
-
-
-def more_gpus(case: Case) -> Fix | None:
-    """The next power of two of tensor parallelism - if the machine has the GPUs."""
-    if case.situation.on_cpu or case.advice.verdict is GmuVerdict.LEAVE:
-        return None
-    now = int(case.situation.setting_number("tensor_parallel_size") or 1)
-    to = 1 << now.bit_length()
-    each = "the weights and the KV cache of a GPU fall to about " + f"{now}/{to}"
-    numbers = case.numbers
-    if numbers.weights is not None:
-        after = size(numbers.weights.value * now / to)
-        each = f"weights per GPU go from {size(numbers.weights.value)} to about {after}"
-    return case.fix(
-        "more_gpus",
-        f"Split the model over {to} GPUs, if there are as many",
-        [Change(flag="--tensor-parallel-size", from_=now, to=to)],
-        fits=None,
-        proof=f"{each}; the log does not show how many GPUs are free",
-        cost=f"{to} GPUs for one engine, and traffic between them",
-        safety=Safety.TRADEOFF,
-        verify="the weights line shows about half per rank",
-        when_not=f"the machine has fewer than {to} free GPUs, or the attention heads do not divide by {to}",
-        used=("weights",),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diag.facts.model import Fact, Facts
-from diag.memory.torch_oom import oom_lines, read_oom, read_ooms
+from diag.facts.torch_oom import oom_lines, read_oom, read_ooms
 from diag.units import GIB, MIB
 
 

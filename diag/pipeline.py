@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Literal, Union
 
-from packaging.version import Version
-
 from diag.errors import UsageError
 from diag.facts.catalogue import catalogue, scan_patterns
 from diag.facts.collect import collect
@@ -23,8 +21,8 @@ from diag.fixes.situation import Situation
 from diag.log.attempts import split_attempts
 from diag.log.model import Attempt, Log
 from diag.log.reader import read_lines
-from diag.log.source import RawText, read_source, read_text
 from diag.log.scan import Anchors
+from diag.log.source import RawText, read_source, read_text
 from diag.memory.eras import Era, era_within, infer_engine, infer_release_range
 from diag.memory.gpus import by_name, describe_capacity
 from diag.memory.ledger import build_ledger, mark_failed
@@ -136,9 +134,7 @@ def _judge_all(
 def _left_open(before: _Judged, attempt: Attempt) -> bool:
     """An offline program's former engine came up and was not closed before the next one started."""
     servers = ("APIServer", "api_server")
-    served = any(
-        (line.speaker.process or "").startswith(servers) for line in before.attempt.lines
-    )
+    served = any((line.speaker.process or "").startswith(servers) for line in before.attempt.lines)
     return (
         before.attempt.service == attempt.service
         and not served
@@ -184,36 +180,8 @@ def _report(
     version = parse_release(printed)
     engine = infer_engine(facts)
     assumed_total = _gpu_total(gpu)
-    situation = _situation(found, facts, version, engine, launch)
-    advice = advise_gmu(situation)
-    fixes, not_helpful = plan_fixes(situation, advice) if found else ((), ())
-    ledger = _ledger(facts, found, version, engine, assumed_total, advice.current)
-    return Diagnosis(
-        source=_source_info(log, attempts, judged, chosen),
-        environment=_environment(facts, printed, vllm_version, engine, gpu, launch, assumed_total),
-        outcome=chosen.outcome,
-        diagnosis=found,
-        headline=compose.headline(chosen.outcome, facts, found),
-        alternatives=compose.alternatives(verdict),
-        facts=tuple(_fact_out(fact) for fact in facts),
-        ledger=ledger,
-        gmu=advice if found else None,
-        fixes=fixes,
-        not_helpful=not_helpful,
-        next_steps=compose.next_steps(
-            chosen.outcome, found, [event.row for event in facts.events]
-        ),
-    )
-
-
-def _situation(
-    found: Finding | None,
-    facts: Facts,
-    version: Version | None,
-    engine: str | None,
-    launch: str | None,
-) -> Situation:
-    return Situation(
+    era = None if version else _era_by_wording(facts, engine)
+    situation = Situation(
         facts=facts,
         subtype=found.subtype if found else "unknown",
         family=found.family if found else Family.UNKNOWN,
@@ -224,6 +192,33 @@ def _situation(
         rank=found.rank if found else None,
         command=launch or command_from_facts(facts) or facts.text("config.command"),
         backend=facts.text("config.backend"),
+        wording_era=era,
+        assumed_total=assumed_total,
+    )
+    advice = advise_gmu(situation)
+    fixes, not_helpful = plan_fixes(situation, advice) if found else ((), ())
+    ledger = build_ledger(
+        facts,
+        version=version,
+        engine=engine,
+        assumed_total=assumed_total,
+        assumed_gmu=advice.current,
+        era=era,
+        oom_line=found.line if found else None,
+    )
+    return Diagnosis(
+        source=_source_info(log, attempts, judged, chosen),
+        environment=_environment(facts, printed, vllm_version, engine, gpu, launch, assumed_total),
+        outcome=chosen.outcome,
+        diagnosis=found,
+        headline=compose.headline(chosen.outcome, facts, found),
+        alternatives=compose.alternatives(verdict),
+        facts=tuple(_fact_out(fact) for fact in facts),
+        ledger=_mark_failed(ledger, found),
+        gmu=advice if found else None,
+        fixes=fixes,
+        not_helpful=not_helpful,
+        next_steps=compose.next_steps(chosen.outcome, found, [event.row for event in facts.events]),
     )
 
 
@@ -239,25 +234,12 @@ _FAILED_TERM = {
 }
 
 
-def _ledger(
-    facts: Facts,
-    found: Finding | None,
-    version: Version | None,
-    engine: str | None,
-    assumed_total: int | None,
-    gmu: float | None,
-) -> Ledger:
-    ledger = build_ledger(
-        facts,
-        version=version,
-        engine=engine,
-        assumed_total=assumed_total,
-        assumed_gmu=gmu,
-        era=None if version else _era_by_wording(facts, engine),
-        oom_line=found.line if found else None,
-    )
+def _mark_failed(ledger: Ledger, found: Finding | None) -> Ledger:
+    """The ledger with the term flagged that the failure is about."""
     term = _FAILED_TERM.get(found.family) if found else None
-    return mark_failed(ledger, term, rank=found.rank if found else None) if term else ledger
+    if found is None or term is None:
+        return ledger
+    return mark_failed(ledger, term, rank=found.rank)
 
 
 def _era_by_wording(facts: Facts, engine: str | None) -> Era | None:
@@ -322,11 +304,7 @@ def _environment(
     many = round(ranks * stages)
     return Environment(
         vllm_version=printed,
-        vllm_origin=None
-        if printed is None
-        else Origin.ASSUMED
-        if vllm_version
-        else Origin.LOGGED,
+        vllm_origin=None if printed is None else Origin.ASSUMED if vllm_version else Origin.LOGGED,
         engine=engine,
         model=facts.text("config.model"),
         device=f"{many}x {device}" if device and gpu is None else device,

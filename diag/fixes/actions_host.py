@@ -1,0 +1,294 @@
+"""Actions around the engine: weights, other processes, allocator, swap space, collectives.
+
+Each takes a Case and gives a Fix with its sum, or None when it makes no sense there.
+"""
+
+from __future__ import annotations
+
+import math
+
+from diag.facts.model import Value
+from diag.fixes.case import Case
+from diag.fixes.flags import allocator_variable
+from diag.fixes.model import Change, Fix
+from diag.fixes.sums import size
+from diag.fixes.window import missing, request_shortfall
+from diag.release import in_range
+from diag.terms import Family, Phase, Safety
+from diag.units import GIB
+
+_OTHERS_MUST_SHOW = ("kv.no_blocks", "weights.load_peak", "tp.nccl_oom")
+_MOST_OFFLOAD = 16  # GiB; beyond that decoding only waits for the bus
+
+
+def _whole(amount: float) -> int | float:
+    """4.0 as 4, for people."""
+    return int(amount) if amount == int(amount) else amount
+
+
+def half_precision(case: Case) -> Fix | None:
+    """16 instead of 32 bits for the weights."""
+    dtype = str(case.now("dtype") or "").lower()
+    if dtype not in ("float32", "float"):
+        return None
+    placed = case.numbers.weights or case.numbers.allocated
+    return case.fix(
+        "half_precision",
+        "Load the weights in 16 bits",
+        [Change(flag="--dtype", from_=dtype, to="half")],
+        fits=None,
+        proof="32-bit weights take twice as much"
+        + (f"; {size(placed.value)} were placed" if placed else ""),
+        cost="hardly any accuracy; most checkpoints are 16-bit themselves",
+        safety=Safety.CHANGES_RESULTS,
+        verify="the weights line shows about half",
+        when_not="the model overflows in float16 (use bfloat16 on a GPU that has it)",
+        used=("weights", "allocated"),
+    )
+
+
+def offload_weights(case: Case) -> Fix | None:
+    """Some of the weights in host memory."""
+    if not case.gpu or not case.has_flag("--cpu-offload-gb"):
+        return None
+    if (
+        case.situation.subtype.startswith("alloc.")
+        and case.situation.phase is not Phase.WEIGHT_LOAD
+    ):
+        return None
+    now = round((case.situation.setting_number("cpu_offload") or 0) / GIB, 1)
+    lack, shortfall = missing(case.numbers), request_shortfall(case.numbers)
+    budget, weights = case.numbers.budget, case.numbers.weights
+    fits: bool | None = None
+    to = max(4, math.ceil(now) * 2)
+    proof = (
+        "takes that much off each GPU; how much of the model was still to come is not in the log"
+    )
+    if shortfall is not None and shortfall.value > 0:
+        more = math.ceil(shortfall.value / GIB)
+        to = math.ceil(now) + more
+        if more > _MOST_OFFLOAD or (weights is not None and more * GIB > weights.value / 2):
+            return None
+        fits = True if weights is not None else None
+        proof = f"the pool gains {more} GiB; {size(shortfall.value)} are missing"
+    elif budget is not None and budget.value < 0:
+        to = math.ceil(now) + math.ceil(-budget.value / GIB) + 2
+        proof = f"the budget of {size(budget.value)} gains that much"
+    elif lack:
+        proof += f" (at least {size(lack)})"
+    return case.fix(
+        "offload_weights",
+        f"Keep {to} GiB of the weights in host memory",
+        [Change(flag="--cpu-offload-gb", from_=_whole(now), to=to)],
+        fits=fits,
+        proof=proof,
+        cost=f"decoding waits for the bus; {to} GiB of pinned host memory per GPU",
+        safety=Safety.TRADEOFF,
+        verify="the weights line shows that much less",
+        when_not="the host is short of memory, or speed matters: a smaller checkpoint is better",
+        used=("budget", "tried", "free"),
+    )
+
+
+def free_card(case: Case) -> Fix | None:
+    """Stop whatever else holds the device."""
+    numbers = case.numbers
+    total, free, share = numbers.total, numbers.free_at_start, numbers.gmu
+    held = numbers.others.value if numbers.others else None
+    if held is None and total is not None and free is not None:
+        held = total.value - free.value
+    if held is None and numbers.outside is not None and case.situation.subtype == "kv.alloc_oom":
+        held = numbers.outside.value
+    if (
+        not held
+        and case.situation.subtype in _OTHERS_MUST_SHOW
+        and not case.situation.charges_others
+    ):
+        return None
+    fits, outlook = None, {}
+    if total is not None and free is not None and held is not None and share is not None:
+        # Half a GiB stays with this process's own context.
+        after = total.value - min(held, GIB / 2)
+        fits = True if after >= share.value * total.value else None
+        wanted = size(share.value * total.value)
+        proof = (
+            f"{size(held)} of {size(total.value)} are taken; without it up to {size(after)} are free for the {wanted} "
+            "asked for"
+        )
+        outlook = {"free_bytes": round(after)}
+    elif held is not None:
+        proof = f"other processes hold {size(held)}"
+    else:
+        proof = "how much others hold is not in the log"
+    where = "the host" if case.situation.on_cpu else "the GPU"
+    return case.fix(
+        "free_card",
+        f"Free {where}",
+        [
+            Change(
+                action=(
+                    "list who holds it and stop it: nvidia-smi (in a container or WSL2: on the host); an EngineCore or "
+                    "worker left over from an earlier start is the usual one"
+                    if not case.situation.on_cpu
+                    else "stop what holds host memory: ps aux --sort=-rss | head"
+                )
+            )
+        ],
+        fits=fits,
+        proof=proof,
+        cost="the other process",
+        verify="nvidia-smi shows the card nearly empty before the next start"
+        if not case.situation.on_cpu
+        else "free -g shows it",
+        when_not="the other process must keep running: lower this one's share, or use another GPU",
+        predicted=outlook,
+        used=("total", "free_at_start", "others", "gmu"),
+    )
+
+
+# --- the allocator --------------------------------------------------------------------------------------------
+
+
+def expandable_on(case: Case) -> Fix | None:
+    """Expandable segments, only against real fragmentation and only where nothing breaks by it."""
+    numbers, idle, lack = case.numbers, case.numbers.reserved_idle, missing(case.numbers)
+    if idle is None or numbers.tried is None or idle.value < numbers.tried.value:
+        return None
+    if expandable_breaks(case) or not (case.gpu or case.npu) or case.situation.expandable_segments:
+        return None
+    name = "PYTORCH_NPU_ALLOC_CONF" if case.npu else _allocator_name(case)
+    found = f"{size(idle.value)} are reserved but idle, {size(numbers.tried.value)} asked for"
+    fits = lack is not None and idle.value >= lack
+    return case.fix(
+        "expandable_on",
+        "Let the allocator grow segments in place",
+        [
+            Change(
+                env=name,
+                from_=case.situation.setting_text("allocator"),
+                to="expandable_segments:True",
+            )
+        ],
+        fits=True if fits else None,
+        proof=found + (f"; {size(lack)} are missing" if lack is not None else ""),
+        cost="nothing in most set-ups",
+        verify='"reserved by PyTorch but unallocated" stays small, should it fail again',
+        when_not="with sleep mode, custom all-reduce under DP x TP, KV connectors (NIXL, LMCache) or WSL2",
+        used=("tried", "free", "reserved_idle"),
+    )
+
+
+def expandable_breaks(case: Case) -> bool:
+    """Whether expandable segments are known to break something in this set-up."""
+    situation = case.situation
+    shown = f"{situation.command or ''}\n{case.command or ''}".lower()
+    connector = "kv-transfer-config" in shown or "kv_transfer_config" in shown or "lmcache" in shown
+    if situation.setting_on("enable_sleep_mode") or connector:
+        return True
+    if situation.family is Family.TP_BUFFER or situation.subtype in (
+        "alloc.wake_up",
+        "base.wsl_display",
+    ):
+        return True
+    if situation.phase is Phase.SLEEP_WAKE:
+        return True
+    several = situation.ranks > 1 or (situation.setting_number("data_parallel_size") or 1) > 1
+    reduced = situation.setting_on(
+        "disable_custom_all_reduce"
+    ) or "disable-custom-all-reduce" in shown.replace("_", "-")
+    if several and not reduced and in_range(situation.version, "<0.9") is not False:
+        return True  # older custom all-reduce shares its buffers over CUDA IPC, which such segments don't support
+    return any("WSL" in line.text[:400] for line in situation.facts.lines[:400])
+
+
+def expandable_off(case: Case) -> Fix | None:
+    """Take expandable segments out again where they are on and break the step that failed."""
+    if not case.situation.expandable_segments:
+        return None
+    return case.fix(
+        "expandable_off",
+        "Switch expandable segments off",
+        [Change(env=_allocator_name(case), from_="expandable_segments:True", to=None)],
+        fits=None,
+        proof="they are on here, and sharing or mapping such memory is what failed",
+        cost="a little more fragmentation",
+        verify="the failed step passes",
+        when_not="the failure stays the same without them: then it has another cause",
+    )
+
+
+def _allocator_name(case: Case) -> str:
+    """The variable as the user or torch's own hint spells it, else as the release does."""
+    shown = f"{case.command or ''} {case.situation.text}"
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        if name in shown:
+            return name
+    return allocator_variable(case.situation.version)
+
+
+# --- host and launch ------------------------------------------------------------------------------------------
+
+
+def less_swap(case: Case) -> Fix | None:
+    """V0's pinned CPU block pool."""
+    now = case.situation.setting_number("swap_space")
+    if not case.has_flag("--swap-space") or (case.situation.engine != "V0" and now is None):
+        return None
+    shown = now / GIB if now is not None else 4.0
+    if shown <= 1:
+        return None
+    ranks = case.situation.ranks
+    return case.fix(
+        "less_swap",
+        "Reserve 1 GiB of CPU swap space",
+        [Change(flag="--swap-space", from_=_whole(round(shown, 1)), to=1)],
+        fits=None,
+        proof=f"{shown:g} GiB are pinned for each of {ranks} GPU{'s' if ranks > 1 else ''}"
+        + ("" if now is not None else " (the release's default)"),
+        cost="preempted groups with several sequences have less room to swap to",
+        safety=Safety.TRADEOFF,
+        verify="the host keeps that much more memory free",
+        when_not="requests use n > 1 or best_of: V0 can only swap those, and fails without the space",
+    )
+
+
+def no_custom_all_reduce(case: Case) -> Fix | None:
+    """NCCL instead of vLLM's own all-reduce."""
+    if (
+        not case.has_flag("--disable-custom-all-reduce")
+        or case.now("disable_custom_all_reduce") is True
+    ):
+        return None
+    return case.fix(
+        "no_custom_all_reduce",
+        "Use NCCL for every all-reduce",
+        [Change(flag="--disable-custom-all-reduce", from_=False, to=True)],
+        fits=None,
+        proof="the step that failed is then left out; nothing had run out of memory",
+        cost="slightly slower small all-reduces",
+        safety=Safety.SAFE,
+        verify="the start goes on past graph capture",
+        when_not="the same error comes from NCCL then: the fault is in peer access between the GPUs",
+    )
+
+
+def no_symmetric_memory(case: Case) -> Fix | None:
+    """Leave out symmetric memory."""
+    if in_range(case.situation.version, "<0.10.2") is True:
+        return None
+    used = (
+        "VLLM_USE_NCCL_SYMM_MEM" in f"{case.command or ''} {case.situation.text}"
+        or "pynccl" in case.situation.text
+    )
+    name = "VLLM_USE_NCCL_SYMM_MEM" if used else "VLLM_ALLREDUCE_USE_SYMM_MEM"
+    value: Value = 0
+    return case.fix(
+        "no_symmetric_memory",
+        "Leave out symmetric memory",
+        [Change(env=name, from_=1, to=value)],
+        fits=None,
+        proof="the step that failed is then left out; the fabric or container did not allow it",
+        cost="slightly slower medium all-reduces",
+        verify="the start goes on past it",
+        when_not="other NVLink errors appear too: check fabric manager and driver first",
+    )

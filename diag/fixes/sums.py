@@ -1,0 +1,101 @@
+"""Sums that several actions share: sizes as words, what a changed pool holds, the length that fits it."""
+
+from __future__ import annotations
+
+from diag.facts.model import Value
+from diag.fixes.case import Case
+from diag.fixes.window import (
+    one_request,
+)
+from diag.release import in_range
+from diag.units import GIB, format_count, format_size
+
+BLOCK = 16  # tokens; vLLM's usual block, and a divisor of the larger ones
+# A fitting length below both of these says that the fixed parts fill the card, not that the context should be so short.
+_SYMPTOM_TOKENS = 2048
+_SYMPTOM_SHARE = 1 / 8
+PRINTED = GIB // 200  # half of the last printed digit
+
+
+def size(amount: float) -> str:
+    """Bytes for people."""
+    return format_size(round(amount))
+
+
+def pool_line(case: Case, pool: float, tokens: float | None) -> str:
+    """What to look for in the next log once the pool has changed."""
+    if case.situation.engine == "V0":
+        return 'look for "# GPU blocks" above 0 and no error about the longest request'
+    found = f'look for "Available KV cache memory" of about {size(pool)}'
+    return found + (
+        f' and "GPU KV cache size" of about {format_count(tokens)} tokens' if tokens else ""
+    )
+
+
+def pool_outlook(case: Case, pool: float) -> dict[str, Value]:
+    """Tokens and full-length requests of a pool of `pool` bytes, where one request's bytes are known."""
+    request, asked = one_request(case.numbers), case.numbers.asked_len
+    outlook: dict[str, Value] = {"kv_pool_bytes": round(pool)}
+    if request:
+        outlook["concurrency"] = round(pool / request, 2)
+        if asked:
+            outlook["kv_tokens"] = int(pool / request * asked.value)
+    return outlook
+
+
+def tokens_of(outlook: dict[str, Value]) -> float | None:
+    """Tokens of an outlook; None when unknown."""
+    tokens = outlook.get("kv_tokens")
+    return float(tokens) if tokens is not None else None
+
+
+def fitting_length(case: Case) -> tuple[int, bool, str] | None:
+    """(tokens in whole blocks, whether that is exact, where it comes from); None when it can't be said."""
+    numbers = case.numbers
+    if numbers.estimated_len is not None:
+        tokens = _whole_blocks(numbers.estimated_len.value)
+        return (
+            (
+                tokens,
+                True,
+                f"vLLM's own estimate in the log: {format_count(numbers.estimated_len.value)} tokens",
+            )
+            if tokens
+            else None
+        )
+    if numbers.capacity_tokens is not None:
+        tokens = _whole_blocks(numbers.capacity_tokens.value)
+        return (
+            (
+                tokens,
+                True,
+                f"the refused pool holds {format_count(numbers.capacity_tokens.value)} tokens",
+            )
+            if tokens
+            else None
+        )
+    needed, available, asked = numbers.needed, numbers.available, numbers.asked_len
+    if needed is None or available is None or asked is None or needed.value <= 0:
+        return None
+    share = (available.value - PRINTED) / (needed.value + PRINTED)
+    tokens = _whole_blocks(asked.value * share)
+    # Before the hybrid manager every layer's cache grew with the length, so the share is exact there.
+    linear = in_range(case.situation.version, "<0.9.1") is True
+    source = (
+        f"{size(available.value)} of {size(needed.value)} is room for {format_count(tokens)} of "
+        f"{format_count(asked.value)} tokens"
+        + ("" if linear else ", if the whole cache grows with the length")
+    )
+    return (tokens, linear, source) if tokens > 0 else None
+
+
+def is_symptom(case: Case) -> bool:
+    """Whether the fitting length is so short that the fixed parts are the trouble, not the context."""
+    fitting, asked = fitting_length(case), case.numbers.asked_len
+    if fitting is None or asked is None:
+        return False
+    return fitting[0] < _SYMPTOM_TOKENS and fitting[0] < asked.value * _SYMPTOM_SHARE
+
+
+def _whole_blocks(tokens: float) -> int:
+    return int(tokens // BLOCK) * BLOCK

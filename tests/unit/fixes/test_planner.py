@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+import pytest
+from fix_samples import situation
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diag.errors import RuleFileError
+from diag.fixes.direction import advise_gmu
+from diag.fixes.model import Fix
+from diag.fixes.planner import ACTIONS, fix_table, plan_fixes
+from diag.fixes.table import load_table
+from diag.terms import GmuVerdict, Phase, Safety
+from diag.units import GIB
+
+GMU = "config.gpu_memory_utilization"
+QWEN = {
+    "kv.needed": 10.0,
+    "kv.available": 6.1,
+    "kv.asked_len": 40960,
+    "device.total": 79.15,
+    "config.kv_cache_dtype": "auto",
+    GMU: 0.9,
+}
+SUBTYPES = """
+kv.no_blocks kv.max_len_exceeds kv.free_below_target kv.alloc_oom kv.profile_interference kv.preemption
+tp.nccl_oom tp.custom_allreduce tp.symm_mem tp.rank_imbalance tp.other
+act.profile_run act.prefill act.logits_logprobs act.sampler_warmup act.multimodal_encoder act.moe_workspace act.lora
+act.speculative act.other
+alloc.fragmentation alloc.leak_growth alloc.not_released alloc.wake_up alloc.other
+weights.too_big weights.load_peak weights.sharding graph.capture_oom compile.autotune_oom
+base.other_process base.context_overhead base.mig_vgpu base.wsl_display
+host.oom_killed host.shm host.pinned_offload
+look.triton_smem look.illegal_access look.nccl_timeout look.other unknown
+""".split()
+
+
+def plan(case):
+    return plan_fixes(case, advise_gmu(case))
+
+
+def by_id(fixes: tuple[Fix, ...]) -> dict[str, Fix]:
+    return {fix.id: fix for fix in fixes}
+
+
+def flags_of(fixes: tuple[Fix, ...]) -> set[str]:
+    return {change.flag or change.env or "" for fix in fixes for change in fix.changes}
+
+
+def test_every_failure_class_has_an_entry_of_its_own():
+    assert set(fix_table().subtypes) == set(SUBTYPES)
+
+
+@pytest.mark.parametrize("subtype", SUBTYPES)
+@pytest.mark.parametrize("version", [None, "0.3.3", "0.8.5", "0.20.0", "0.33.0"])
+def test_every_class_gets_a_fix_without_any_facts(subtype, version):
+    fixes, _ = plan(situation(subtype, version=version, engine=None, backend=None))
+    assert 1 <= len(fixes) <= 6
+    assert all(fix.proof and fix.verify and fix.when_not and fix.cost for fix in fixes)
+    assert all(fix.fits is not False for fix in fixes)
+
+
+def test_the_classic_context_too_long():
+    case = situation(
+        "kv.max_len_exceeds", QWEN, version="0.8.5", command="vllm serve Qwen/Qwen3-32B"
+    )
+    fixes, useless = plan(case)
+    found = by_id(fixes)
+    assert [fix.id for fix in fixes if fix.fits] == ["raise_gmu", "shorten_context", "fp8_kv"]
+    assert found["raise_gmu"].command == "vllm serve Qwen/Qwen3-32B --gpu-memory-utilization 0.95"
+    # 6.10 + 0.05 x 79.15 = 10.06 GiB
+    assert found["raise_gmu"].predicted["kv_pool_bytes"] == pytest.approx(10.0575 * GIB)
+    assert found["raise_gmu"].predicted["headroom_bytes"] == pytest.approx(0.05 * 79.15 * GIB)
+    assert "10.06 GiB" in found["raise_gmu"].proof
+    # 6.10 / 10.00 x 40,960 = 24,985 tokens, in whole blocks and less the printed rounding
+    assert found["shorten_context"].changes[0].to == 24944
+    assert "-39%" in found["shorten_context"].cost
+    assert "5.00 GiB" in found["fp8_kv"].proof
+    assert found["fp8_kv"].safety is Safety.CHANGES_RESULTS
+    assert found["fp8_kv"].predicted["concurrency"] == 1.22
+    assert any(item.change.startswith("lower --gpu") and "0.79 GiB" in item.why for item in useless)
+
+
+def test_vllms_own_estimate_is_taken_in_whole_blocks():
+    facts = {
+        "kv.needed": 3.05,
+        "kv.available": 2.17,
+        "kv.asked_len": 180000,
+        "kv.estimated_max_len": 111461,
+    }
+    fixes, _ = plan(situation("kv.max_len_exceeds", facts))
+    assert by_id(fixes)["shorten_context"].changes[0].to == 111456
+
+
+def test_a_tiny_estimate_is_a_symptom_and_no_fix():
+    facts = {
+        "kv.needed": 1.8,
+        "kv.available": 0.35,
+        "kv.asked_len": 250000,
+        "kv.estimated_max_len": 856,
+    }
+    fixes, useless = plan(situation("kv.max_len_exceeds", facts))
+    assert "shorten_context" not in by_id(fixes)
+    assert any("856" in item.change for item in useless)
+
+
+def test_sampler_rows_are_cut_until_they_fit():
+    # 1.74 GiB for 1024 rows: 256 rows take 0.435 of the 0.58 GiB free, 512 would take 0.87.
+    facts = {
+        "oom.tried": 1.74,
+        "oom.free": 0.58,
+        "oom.total": 23.57,
+        "sampler.dummy_requests": 1024,
+    }
+    fixes, _ = plan(
+        situation("act.sampler_warmup", facts, version="0.8.0", phase=Phase.SAMPLER_WARMUP)
+    )
+    assert fixes[0].changes[0].to == 256
+    assert fixes[0].fits is True
+
+
+def test_a_neighbour_is_freed_before_the_share_is_lowered():
+    facts = {"device.free_at_start": 19.4, "device.total": 23.65, GMU: 0.92}
+    fixes, useless = plan(
+        situation("kv.free_below_target", facts, version="0.22.1", phase=Phase.INIT_DEVICE)
+    )
+    assert [fix.id for fix in fixes] == ["free_card", "lower_gmu"]
+    assert "4.25 GiB" in fixes[0].proof
+    assert fixes[1].changes[0].to == 0.81
+    assert useless[0].change == "raise --gpu-memory-utilization"
+
+
+def test_expandable_segments_only_against_fragmentation():
+    idle = {
+        "oom.tried": 0.1,
+        "oom.free": 0.01,
+        "oom.total": 31.3,
+        "oom.allocated": 29,
+        "oom.reserved_unallocated": 0.7,
+    }
+    full = {**idle, "oom.tried": 2.0}
+    serving = {"phase": Phase.SERVING}
+    assert "expandable_on" in by_id(plan(situation("act.prefill", idle, **serving))[0])
+    fixes, useless = plan(situation("act.prefill", full, **serving))
+    assert "expandable_on" not in by_id(fixes)
+    assert any(item.change == "expandable_segments:True" for item in useless)
+
+
+@pytest.mark.parametrize(
+    ("facts", "options"),
+    [
+        ({"config.enable_sleep_mode": True}, {}),
+        (
+            {},
+            {"command": 'vllm serve m --kv-transfer-config \'{"kv_connector": "NixlConnector"}\''},
+        ),
+        ({}, {"lines": ("running under WSL",)}),
+        ({"config.tensor_parallel_size": 2}, {"version": "0.8.5"}),
+    ],
+    ids=["sleep mode", "kv connector", "wsl", "custom all-reduce of old releases"],
+)
+def test_expandable_segments_never_where_they_break(facts, options):
+    idle = {"oom.tried": 0.1, "oom.free": 0.01, "oom.total": 31.3, "oom.reserved_unallocated": 0.7}
+    fixes, _ = plan(
+        situation("alloc.fragmentation", {**idle, **facts}, phase=Phase.SERVING, **options)
+    )
+    assert "expandable_on" not in by_id(fixes)
+
+
+def test_pinned_pool_is_changed_instead_of_the_share():
+    facts = {
+        "kv.needed": 4.11,
+        "kv.available": 4.0,
+        "kv.asked_len": 131072,
+        "config.kv_cache_memory_bytes": 4 << 30,
+    }
+    fixes, _ = plan(situation("kv.max_len_exceeds", facts))
+    assert "--gpu-memory-utilization" not in flags_of(fixes)
+    assert by_id(fixes)["set_pool_bytes"].changes[0].to >= 4.11 * GIB
+
+
+def test_cpu_backend_gets_its_own_knob():
+    facts = {
+        "kv.needed": 2.0,
+        "kv.available": 1.0,
+        "kv.asked_len": 131072,
+        "kv.estimated_max_len": 65536,
+    }
+    fixes, _ = plan(situation("kv.max_len_exceeds", facts, version="0.12.0", backend="cpu"))
+    found = by_id(fixes)
+    assert found["cpu_pool"].changes[0].env == "VLLM_CPU_KVCACHE_SPACE"
+    assert found["cpu_pool"].changes[0].to == 2
+    assert not flags_of(fixes) & {"--gpu-memory-utilization", "--enforce-eager", "--cpu-offload-gb"}
+
+
+# --- advice seen in public that must never come back ----------------------------------------------------------
+
+OOM = {"oom.tried": 0.3, "oom.free": 0.1, "oom.total": 23.6, "oom.allocated": 22.0, GMU: 0.9}
+
+
+def shares(case) -> list[float]:
+    changes = [change for fix in plan(case)[0] for change in fix.changes]
+    return [float(change.to) for change in changes if change.flag == "--gpu-memory-utilization"]
+
+
+@pytest.mark.parametrize("subtype", ["weights.too_big", "weights.load_peak", "weights.sharding"])
+def test_no_share_for_weights(subtype):
+    case = situation(subtype, OOM, phase=Phase.WEIGHT_LOAD, text="CUDA out of memory")
+    assert shares(case) == []
+    assert not {"--kv-cache-dtype", "--max-model-len"} & flags_of(plan(case)[0])
+
+
+@pytest.mark.parametrize(
+    "facts", [{}, {GMU: 0.9}, {GMU: 0.9, "profile.available_kv_cache": -1.0, "device.total": 24}]
+)
+def test_never_lower_for_missing_blocks(facts):
+    assert all(share > 0.9 for share in shares(situation("kv.no_blocks", facts)))
+
+
+def test_never_raise_at_the_top():
+    assert shares(situation("kv.no_blocks", {GMU: 0.97, "device.total": 24})) == []
+
+
+def test_never_raise_when_another_process_holds_the_card():
+    facts = {"device.free_at_start": 19.4, "device.total": 23.65, GMU: 0.92}
+    assert all(share < 0.92 for share in shares(situation("kv.free_below_target", facts)))
+
+
+@pytest.mark.parametrize("subtype", SUBTYPES)
+def test_no_plan_lowers_tensor_parallelism_or_blindly_sets_080(subtype):
+    fixes, _ = plan(
+        situation(subtype, {**OOM, "config.tensor_parallel_size": 4}, text="out of memory")
+    )
+    for fix in fixes:
+        for change in fix.changes:
+            assert not (change.flag == "--tensor-parallel-size" and int(change.to) <= 4)
+            assert not (change.flag == "--gpu-memory-utilization" and change.to == 0.8)
+        if fix.id == "more_gpus":
+            assert fix.fits is None
+            assert "if there are" in fix.title
+
+
+@pytest.mark.parametrize(
+    "subtype", ["act.multimodal_encoder", "act.sampler_warmup", "act.profile_run", "act.prefill"]
+)
+def test_v1_activation_is_not_cured_by_a_shorter_context(subtype):
+    assert "--max-model-len" not in flags_of(plan(situation(subtype, OOM, phase=Phase.PROFILE))[0])
+
+
+@pytest.mark.parametrize(
+    "subtype",
+    [name for name in SUBTYPES if name.startswith(("look.", "host.", "tp.custom", "tp.symm"))],
+)
+def test_no_vram_settings_where_no_vram_was_short(subtype):
+    fixes, _ = plan(situation(subtype, text="invalid argument"))
+    assert not flags_of(fixes) & {
+        "--gpu-memory-utilization",
+        "--max-model-len",
+        "--max-num-seqs",
+        "--kv-cache-dtype",
+    }
+
+
+def test_wake_up_never_gets_expandable_segments():
+    fixes, useless = plan(situation("alloc.wake_up", OOM, phase=Phase.SLEEP_WAKE))
+    assert "expandable_on" not in by_id(fixes)
+    assert any(item.change == "expandable_segments:True" for item in useless)
+
+
+@pytest.mark.parametrize("subtype", ["kv.no_blocks", "kv.max_len_exceeds"])
+def test_one_warm_restart_is_offered_after_a_cold_compile(subtype):
+    cold = ("INFO [monitor.py:34] torch.compile takes 5.55 s in total",)
+    assert "warm_restart" in by_id(plan(situation(subtype, {}, lines=cold))[0])
+    assert "warm_restart" not in by_id(plan(situation(subtype, {}))[0])
+
+
+def test_no_flag_that_the_release_does_not_know():
+    fixes, _ = plan(situation("graph.capture_oom", OOM, version="0.8.5", phase=Phase.GRAPH_CAPTURE))
+    assert not flags_of(fixes) & {"--max-cudagraph-capture-size", "--cuda-graph-sizes"}
+
+
+# --- properties -----------------------------------------------------------------------------------------------
+
+gib = st.integers(min_value=1, max_value=120 * 100).map(lambda hundredths: hundredths / 100)
+
+
+@given(
+    needed=gib,
+    share=st.integers(1, 99).map(lambda part: part / 100),
+    total=st.sampled_from([8.0, 15.77, 23.65, 79.15, 139.8]),
+    asked=st.integers(min_value=32, max_value=1_048_576),
+    part=st.floats(min_value=0.001, max_value=0.999),
+)
+def test_a_fix_that_fits_makes_the_need_smaller_than_the_pool(needed, share, total, asked, part):
+    available = round(needed * part, 2)
+    facts = {
+        **QWEN,
+        "kv.needed": needed,
+        "kv.available": available,
+        "device.total": total,
+        GMU: share,
+    }
+    case = situation("kv.max_len_exceeds", {**facts, "kv.asked_len": asked}, version="0.8.5")
+    advice = advise_gmu(case)
+    for fix in plan_fixes(case, advice)[0]:
+        if not fix.fits:
+            continue
+        change = fix.changes[0]
+        if fix.id == "raise_gmu":
+            assert needed <= available + (change.to - share) * total + 1e-6
+            assert advice.verdict is GmuVerdict.RAISE
+            assert share < change.to <= 1
+        elif fix.id == "shorten_context":
+            assert needed * change.to / asked <= available + 1e-9
+            assert change.to % 16 == 0
+        elif fix.id == "fp8_kv":
+            assert needed / 2 <= available
+
+
+# --- the table ------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_table_names_every_problem(tmp_path):
+    path = tmp_path / "fixes.yaml"
+    path.write_text(
+        """
+schema: 1
+steps:
+  nothing: {title: t, proof: '{no_such}', cost: c, verify: v, when_not: w, only: [nowhere]}
+not_helpful: {}
+subtypes:
+  kv.no_blocks: {fixes: [no_such_fix]}
+""",
+        encoding="utf-8",
+    )
+    with pytest.raises(RuleFileError) as error:
+        load_table(frozenset(ACTIONS), path)
+    said = "\n".join(error.value.problems)
+    for part in ("no_such_fix", "nowhere", "{no_such}", "needs do or set", "no subtype uses it"):
+        assert part in said
+
+
+def test_a_forced_number_of_blocks_is_dropped():
+    facts = {
+        "kv.needed": 2.0,
+        "kv.available": 1.0,
+        "kv.asked_len": 131072,
+        "config.num_gpu_blocks_override": 128,
+    }
+    case = situation(
+        "kv.max_len_exceeds", facts, command="vllm serve m --num-gpu-blocks-override 128 --port 1"
+    )
+    fix = by_id(plan(case)[0])["drop_override"]
+    assert fix.command == "vllm serve m --port 1"
+
+
+def test_unlikely_card_is_not_assumed():
+    # 5.32 GiB from 7 % need a 76 GiB card, which would mean 65 GiB of activation beside 8.49 GiB of weights.
+    facts = {"profile.available_kv_cache": -5.32, "weights.memory": 8.49, GMU: 0.9}
+    assert advise_gmu(situation("kv.no_blocks", facts)).verdict is GmuVerdict.CANNOT_HELP
