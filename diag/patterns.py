@@ -155,7 +155,7 @@ def required_literal(pattern: str) -> str:
             close()
         elif char == "|" and depth == 0:
             return ""
-        elif char in "{":
+        elif char == "{":
             index = pattern.find("}", index) if "}" in pattern[index:] else index
             close()
         elif char in ".^$|?*+":

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Literal, Union
+from pathlib import Path
+from typing import BinaryIO, Literal, TypeAlias
 
 from diag.errors import UsageError
 from diag.facts.catalogue import catalogue, scan_patterns
@@ -34,8 +35,8 @@ from diag.rules.engine import Verdict, judge
 from diag.rules.load import load_rules
 from diag.terms import Family, Origin, Outcome
 
-Source = Union[str, "os.PathLike[str]", BinaryIO]
-AttemptChoice = Union[int, Literal["first", "last"]]
+Source: TypeAlias = "str | os.PathLike[str] | BinaryIO"
+AttemptChoice: TypeAlias = int | Literal["first", "last"]
 
 MAX_JUDGED = 40  # attempts of one file that are judged, from the end
 
@@ -102,7 +103,7 @@ def _read(source: Source, name: str | None) -> RawText:
 def _is_text(source: str) -> bool:
     if "\n" in source:
         return True
-    return ": " in source and not os.path.exists(source)
+    return ": " in source and not Path(source).exists()
 
 
 # --- attempts ---------------------------------------------------------------------------------------------------

@@ -47,7 +47,8 @@ def read_yaml(path: Path) -> Any:
 
     try:
         with path.open("rb") as stream:
-            return yaml.load(stream, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+            return yaml.load(stream, Loader=loader)  # noqa: S506 - the safe loader, in C where there is one
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path.name}:{mark.line + 1}" if mark else path.name
@@ -110,7 +111,7 @@ def _cached(root: Path) -> str:
             "w", encoding="utf-8", dir=kept.parent, delete=False
         ) as part:
             part.write(text)
-        os.replace(part.name, kept)
+        Path(part.name).replace(kept)
     except OSError:
         pass
     return text

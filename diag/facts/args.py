@@ -117,7 +117,7 @@ def typed(setting: Setting) -> tuple[str, Value, str] | None:
         return None
     try:
         return _typed(key, value)
-    except ValueError:
+    except (ValueError, OverflowError):  # a number without end is no setting
         return None
 
 

@@ -116,7 +116,7 @@ class Finder:
                         values=values,
                         subtype=row.subtype,
                     )
-            except UnitError:
+            except (UnitError, OverflowError):
                 continue
 
 

@@ -13,14 +13,17 @@ from diag.facts.model import Fact, Facts
 from diag.facts.torch_oom import OomReading, read_ooms
 from diag.terms import Origin
 
+_SLEEPS = 3  # readings that make a trend
+_SAME = 0.03  # two printed sizes of one thing
 _NEARLY_FULL = 70  # percent of the pool; the next full-length request does not fit
+_MOST = 0.6  # of the processes listed
 _ALIKE = 0.10  # processes within ten percent of each other hold "about the same"
 
 
 def derive(facts: Facts) -> Facts:
     """Facts with the derived ones added."""
     table = {name: list(values) for name, values in facts.table.items()}
-    derived = (_differences, _oom, _budget, _cards, _pool_bound)
+    derived = (_differences, _oom, _budget, _cards, _pool_bound, _asleep)
     for fact in (fact for how in derived for fact in how(facts)):
         table.setdefault(fact.name, []).append(fact)
     return replace(facts, table={name: tuple(values) for name, values in table.items()})
@@ -54,23 +57,6 @@ def _budget(facts: Facts) -> Iterator[Fact]:
             yield replace(weights, name="weights.over_budget", value=value, origin=Origin.DERIVED)
 
 
-_OF_READING: tuple[tuple[str, str, Callable[[OomReading], int | float | bool | None]], ...] = (
-    ("oom.non_torch", "bytes", lambda r: r.non_torch),
-    ("oom.others", "bytes", lambda r: r.others or None),
-    ("oom.short", "bytes", lambda r: _less(r.tried, r.free)),
-    ("oom.fragmented", "bool", lambda r: r.fragmented),
-    ("oom.free_exceeds_tried", "bool", lambda r: r.free_exceeds_tried),
-    ("oom.others_share", "ratio", lambda r: _share(r.others, r.total)),
-    ("oom.non_torch_share", "ratio", lambda r: _share(r.non_torch, r.total)),
-    ("oom.outside_share", "ratio", lambda r: _share(r.outside_torch, r.total)),
-    ("oom.tried_share", "ratio", lambda r: _share(r.tried, r.total)),
-    ("oom.allocated_share", "ratio", lambda r: _share(r.allocated, r.total)),
-    ("oom.idle_share", "ratio", lambda r: _share(r.reserved_unallocated, r.tried)),
-    ("oom.private_share", "ratio", lambda r: _share(r.private_pools, r.total)),
-    ("oom.equal_neighbours", "count", lambda r: _equal_neighbours(r)),
-)
-
-
 def _oom(facts: Facts) -> Iterator[Fact]:
     """The arithmetic of each out-of-memory text, and growth from the first to the last of a rank."""
     lowest: dict[int | None, OomReading] = {}
@@ -78,11 +64,11 @@ def _oom(facts: Facts) -> Iterator[Fact]:
         for name, unit, value_of in _OF_READING:
             value = value_of(reading)
             if value is not None:
-                yield _derived(name, value, unit, reading)
+                yield _derived(reading, name, unit, value=value)
         first = lowest.setdefault(reading.rank, reading)
         growth = _less(reading.allocated, first.allocated)
         if growth is not None and first is not reading and first.gpu == reading.gpu:
-            yield _derived("oom.growth", growth, "bytes", reading)
+            yield _derived(reading, "oom.growth", "bytes", value=growth)
 
 
 def _derived(name: str, value: float | bool, unit: str, reading: OomReading) -> Fact:
@@ -99,16 +85,50 @@ def _derived(name: str, value: float | bool, unit: str, reading: OomReading) -> 
 def _equal_neighbours(reading: OomReading) -> int | None:
     """How many other processes hold about the same: the other ranks' contexts on one card."""
     sizes = sorted(reading.listed)
-    return max((sum(1 for s in sizes if abs(s - t) <= _ALIKE * t) for t in sizes), default=None)
+    alike = max((sum(1 for s in sizes if abs(s - t) <= _ALIKE * t) for t in sizes), default=None)
+    return alike if alike and alike >= _MOST * len(sizes) else None
+
+
+_OF_READING: tuple[tuple[str, str, Callable[[OomReading], int | float | bool | None]], ...] = (
+    ("oom.non_torch", "bytes", lambda r: r.non_torch),
+    ("oom.others", "bytes", lambda r: r.others or None),
+    ("oom.short", "bytes", lambda r: _less(r.tried, r.free)),
+    ("oom.fragmented", "bool", lambda r: r.fragmented),
+    ("oom.free_exceeds_tried", "bool", lambda r: r.free_exceeds_tried),
+    ("oom.others_share", "ratio", lambda r: _share(r.others, r.total)),
+    ("oom.non_torch_share", "ratio", lambda r: _share(r.non_torch, r.total)),
+    ("oom.outside_share", "ratio", lambda r: _share(r.outside_torch, r.total)),
+    ("oom.tried_share", "ratio", lambda r: _share(r.tried, r.total)),
+    ("oom.allocated_share", "ratio", lambda r: _share(r.allocated, r.total)),
+    ("oom.idle_of_device", "ratio", lambda r: _share(r.reserved_unallocated, r.total)),
+    ("oom.idle_share", "ratio", lambda r: _share(r.reserved_unallocated, r.tried)),
+    ("oom.private_share", "ratio", lambda r: _share(r.private_pools, r.total)),
+    ("oom.equal_neighbours", "count", _equal_neighbours),
+)
 
 
 def _cards(facts: Facts) -> Iterator[Fact]:
     """How far the GPUs of an nvidia-smi table differ."""
-    used = [fact for fact in facts.all("nvsmi.used")]
+    used = facts.all("nvsmi.used")
     if len(used) > 1:
         sizes = [int(fact.value) for fact in used]
         spread = max(sizes) - min(sizes)
         yield replace(used[0], name="nvsmi.spread", value=spread, origin=Origin.DERIVED)
+
+
+def _asleep(facts: Facts) -> Iterator[Fact]:
+    """Memory still in use while asleep: its growth from one sleep to the next, and whether an error lists it."""
+    kept = facts.all("sleep.in_use")
+    sizes = [int(fact.value) for fact in kept]
+    for rank in {fact.rank for fact in kept}:
+        own = [fact for fact in kept if fact.rank == rank]
+        values = [int(fact.value) for fact in own]
+        if len(own) >= _SLEEPS and values == sorted(values):
+            growth = values[-1] - values[0]
+            yield replace(own[-1], name="sleep.growth", value=growth, origin=Origin.DERIVED)
+    for reading in read_ooms(facts):
+        if any(abs(size - other) <= _SAME * size for size in sizes for other in reading.listed):
+            yield _derived(reading, "oom.sleeper", "bool", value=True)
 
 
 def _pool_bound(facts: Facts) -> Iterator[Fact]:

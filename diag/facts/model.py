@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Union
+from typing import TypeAlias
 
 from diag.log.model import LogLine
 from diag.terms import Origin, Phase, RowRole
 
-Value = Union[int, float, str, bool]
+Value: TypeAlias = int | float | str | bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ MAX_FRAMES = 400  # a chain keeps that many
 MAX_MESSAGE_LINES = 16  # lines of an exception's text that are joined
 MAX_PROBLEMS = 2000
 MAX_COPIES = 500
+_SOON = 5  # lines from a statement to the traceback that belongs to it
 
 _FRAME = re.compile(
     r'File "(?P<file>[^"\n]{1,400})", line (?P<line>\d+)(?:, in (?P<function>[^\s,]+))?'
@@ -30,7 +31,9 @@ _NOTEBOOK_FRAME = re.compile(
     r"^\s*(?:File )?(?P<file>[~/.\w][^\s:()]{1,300}\.py)(?:[:,] ?(?P<line>\d+))?,? in (?P<function>[\w.<>]+)\("
 )
 _EXCEPTION = re.compile(
-    r"^(?:\w+: )?(?P<path>(?:[A-Za-z_]\w*\.)*)(?P<name>(?:Exception|[A-Z]\w*(?:Error|Exception|Interrupt|Failure|Exhausted|OutOfResources)|OutOfMemory|KeyboardInterrupt|SystemExit|OutOfResources|StopIteration))"
+    r"^(?:\w+: )?(?P<path>(?:[A-Za-z_]\w*\.)*)"
+    r"(?P<name>Exception|KeyboardInterrupt|SystemExit|StopIteration|OutOfMemory|OutOfResources"
+    r"|[A-Z]\w*(?:Error|Exception|Interrupt|Failure|Exhausted|OutOfResources))"
     r"(?:\((?P<wrapped>['\"].*)|(?P<task>\(\w+\))?: ?(?P<text>.*)|\s*$)"
 )
 _BEGIN = re.compile(r"Traceback \(most recent call last\)")
@@ -71,6 +74,7 @@ class _Gatherer:
         self.events = events  # by id() of the LogLine
         self.open: dict[Speaker, _Open] = {}
         self.closed: list[_Open] = []
+        self.method: dict[Speaker, Frame] = {}  # named by the statement right before a traceback
 
     def feed(self, line: LogLine) -> None:
         """Take the next line of the attempt."""
@@ -91,7 +95,10 @@ class _Gatherer:
         elif current and current.text_open and self._continues(line, current):
             current.add_text(line)
         elif self._roles(line) & {RowRole.CAUSE, RowRole.ECHO}:
-            self.closed.append(_Open(first=line.number, frames=_method(line), lines=[line]))
+            named = _method(line)
+            self.closed.append(_Open(first=line.number, frames=named, lines=[line]))
+            if named:
+                self.method[line.speaker] = named[0]
 
     def _going_on(self, line: LogLine) -> _Open:
         """The speaker's open traceback, or a new one when the last has ended with its exception."""
@@ -101,6 +108,9 @@ class _Gatherer:
             current = None
         if current is None:
             current = self.open[line.speaker] = _Open(first=line.number)
+            named = self.method.pop(line.speaker, None)
+            if named and line.number - named.number <= _SOON:
+                current.frames.append(named)
         return current
 
     def _roles(self, line: LogLine) -> set[RowRole]:
@@ -127,7 +137,7 @@ class _Gatherer:
 
 
 def _method(line: LogLine) -> list[Frame]:
-    """ "Exception in worker ... while processing method load_model": as good as a frame."""
+    """The method that "... while processing method load_model" names: as good as a frame."""
     match = _METHOD.search(line.text)
     if match is None:
         return []
@@ -198,7 +208,7 @@ def _problem(
         line=stated,
         text=text,
         exception=name,
-        role=_role(own, bool(done.exceptions)),
+        role=_role(own, raised=bool(done.exceptions)),
         phase=phase_of_sites(sites) or _own_phase(own) or _phase_at(done.first, started),
         frames=tuple(done.frames),
         sites=sites,
@@ -215,7 +225,7 @@ def _telling(done: _Open, events: Mapping[int, Sequence[Event]]) -> tuple[LogLin
     return done.exceptions[0]
 
 
-def _role(own: Sequence[Event], raised: bool) -> RowRole:
+def _role(own: Sequence[Event], *, raised: bool) -> RowRole:
     roles = {event.role for event in own}
     if not raised and all(event.role is RowRole.WARNING for event in own):
         return RowRole.DETAIL

@@ -150,15 +150,22 @@ def _regex_search(pattern: bytes) -> _Search:
     return search
 
 
-_TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|\[:\w+:\]|[^\]\\])*\]|\(\?P?<\w+>|[\^$]", re.DOTALL)
+_TOKENS = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|\[:\w+:\]|[^\]\\])*\]|\(\?P?<\w+>|[\^$]|\{(\d+)(?:,(\d*))?\}", re.DOTALL
+)
+_EXACT_REPEATS = 8  # up to this many repeats are counted
 _FLAGS = re.compile(r"\(\?([ims]+)\)")
 
 
 def _loosen(pattern: str) -> str:
-    r"""The pattern without `^`, `$` and group names, and with leading flags bound to it.
+    r"""A pattern that finds all that this one does, and that an automaton is quick to search for.
 
-    >>> print(_loosen(r"(?i)^(?P<what>killed) [^$]+\$$"))
-    (?i:(?:killed) [^$]+\$)
+    Without `^`, `$` and group names; large counts become `*` or `+`, since RE2 would need a state for
+    each number (and a pattern that begins with `[^:]{1,200}` slows all others down to nothing);
+    leading flags are bound to it.
+
+    >>> print(_loosen(r"(?i)^(?P<what>killed) [^$]{1,80}\$\d{2}$"))
+    (?i:(?:killed) [^$]+\$\d{2})
     """
     loose = _TOKENS.sub(_loose_token, pattern)
     flags = _FLAGS.match(loose)
@@ -169,7 +176,12 @@ def _loose_token(token: re.Match[str]) -> str:
     text = token.group()
     if text in ("^", "$"):
         return ""
-    return "(?:" if text.startswith("(") else text
+    if text.startswith("("):
+        return "(?:"
+    low, high = token.group(1, 2)
+    if low is None or (high != "" and int(high or low) <= _EXACT_REPEATS):
+        return text
+    return "+" if int(low) else "*"
 
 
 @dataclass(frozen=True, slots=True)

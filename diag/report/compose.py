@@ -64,8 +64,8 @@ def summary(match: Match, facts: Facts) -> str:
     for text in match.rule.summary:
         names = _PLACEHOLDER.findall(text)
         values = {name: _value_of(name, match, facts) for name in names}
-        if all(value is not None for value in values.values()):
-            return _PLACEHOLDER.sub(lambda found: str(values[found[1]]), text)
+        if None not in values.values():
+            return _PLACEHOLDER.sub(lambda found, known=values: str(known[found[1]]), text)  # type: ignore[misc]
     return match.rule.title + "."
 
 

@@ -7,7 +7,7 @@ the verdict on gpu_memory_utilization are those of the parts that compute them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -158,7 +158,7 @@ class Diagnosis:
     headline: str  # one sentence when there is no finding: healthy, not enough, ...
     alternatives: tuple[Alternative, ...] = ()
     facts: tuple[FactOut, ...] = ()
-    ledger: Ledger = Ledger(era=None, formula=None)
+    ledger: Ledger = field(default_factory=lambda: Ledger(era=None, formula=None))
     gmu: GmuAdvice | None = None
     fixes: tuple[Fix, ...] = ()
     not_helpful: tuple[NotHelpful, ...] = ()

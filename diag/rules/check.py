@@ -121,19 +121,22 @@ def check_rules(rules: Iterable[Rule], known: Catalogue, folder: Path) -> Iterat
         where = f"failures/{rule.id.replace('.', '/')}.yaml"
         if not (folder / where).is_file():
             yield f"{where}: the id {rule.id!r} does not match the path of its file"
-        kinds = {example.expect for example in rule.examples}
-        for kind in ("matched", "not_matched"):
-            if kind not in kinds:
-                yield f"{where}: no example that is {kind}"
-        for condition in conditions(rule):
-            yield from (f"{where}: {p}" for p in _check_condition(condition, known, sites))
-        for text in rule.summary:
-            for name in re.findall(r"\{([\w.]+)\}", text):
-                if name != "problem.text" and name not in known.registry:
-                    yield f"{where}: unknown fact {{{name}}}{_nearest(name, known.registry)}"
-        for row in rule.confirm:
-            if row not in known.by_id:
-                yield f"{where}: confirm: unknown row {row!r}{_nearest(row, known.by_id)}"
+        yield from (f"{where}: {problem}" for problem in _check_rule(rule, known, sites))
+
+
+def _check_rule(rule: Rule, known: Catalogue, sites: Any) -> Iterator[str]:
+    kinds = {example.expect for example in rule.examples}
+    for kind in ("matched", "not_matched"):
+        if kind not in kinds:
+            yield f"no example that is {kind}"
+    for condition in conditions(rule):
+        yield from _check_condition(condition, known, sites)
+    for name in re.findall(r"\{([\w.]+)\}", " ".join(rule.summary)):
+        if name != "problem.text" and name not in known.registry:
+            yield f"unknown fact {{{name}}}{_nearest(name, known.registry)}"
+    for row in rule.confirm:
+        if row not in known.by_id:
+            yield f"confirm: unknown row {row!r}{_nearest(row, known.by_id)}"
 
 
 def conditions(rule: Rule) -> Iterator[Condition]:

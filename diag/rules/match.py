@@ -1,4 +1,4 @@
-"""One condition against one problem and the facts of its attempt: true, false or unknown, with the lines that say so."""
+"""One condition against one problem and its attempt's facts: true, false or unknown, with the lines that say so."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ closed: no expressions, no code.
 
 from __future__ import annotations
 
-from typing import Literal, Union
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from diag.terms import Family, Phase
 
-Scalar = Union[bool, int, float, str]
+Scalar: TypeAlias = bool | int | float | str
 
 
 class Strict(BaseModel):
