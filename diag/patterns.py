@@ -14,6 +14,7 @@ from typing import Any, Protocol
 MAX_TEXT = 64 << 10  # characters of one line that a pattern sees
 TIMEOUT_S = 0.5  # for one pattern on one line, without RE2
 _MIN_LITERAL = 4
+_MAX_LITERALS = 16
 _CONTROL = {"t": "\t", "n": "\n", "r": "\r"}
 
 
@@ -127,70 +128,117 @@ def why_refused(pattern: str) -> str | None:
     return None
 
 
-def required_literal(pattern: str) -> str:
-    r"""The longest text every match holds, or "".
+# --- texts that a match must hold ------------------------------------------------------------------------------
 
-    >>> required_literal(r"GPU KV cache size:\s+(?P<kv_tokens>[\d,]+)\s+tokens")
-    'GPU KV cache size:'
-    >>> required_literal(r"(?:A|B) only"), required_literal(r"one|two"), required_literal(r"capacit?y of")
-    (' only', '', 'capaci')
+
+def required_literals(pattern: str) -> tuple[str, ...]:
+    r"""Texts of which every match holds at least one; () when none is sure. Cheap to look for in a whole log.
+
+    >>> required_literals(r"GPU KV cache size:\s+(?P<kv_tokens>[\d,]+)\s+tokens")
+    ('GPU KV cache size:',)
+    >>> required_literals(r"(?:killed|evicted) by"), required_literals(r"[ab] (?:some|more) x")
+    (('killed', 'evicted'), ('some', 'more'))
+    >>> required_literals(r"one|two"), required_literals(r"capacit?y of"), required_literals(r"(?i)words")
+    ((), ('capaci',), ())
     """
-    if "(?i" in pattern:
-        return ""
-    runs: list[str] = []
-    run: list[str] = []
-    depth = index = 0
+    if re.search(r"\(\?[a-zA-Z]*i", pattern):
+        return ()
+    return _Literals(pattern).alternatives()
 
-    def close() -> None:
-        runs.append("".join(run))
-        run.clear()
 
-    while index < len(pattern):
-        char = pattern[index]
-        if char == "[":
-            index = _end_of_class(pattern, index)
-            close()
-        elif char in "()":
-            depth += 1 if char == "(" else -1
-            close()
-        elif char == "|" and depth == 0:
-            return ""
-        elif char == "{":
-            index = pattern.find("}", index) if "}" in pattern[index:] else index
-            close()
-        elif char in ".^$|?*+":
-            close()
-        else:
-            plain: str | None = char
-            if char == "\\":
-                index += 1
-                plain = _escaped(pattern[index : index + 1])
-            if plain is None or depth or pattern[index + 1 : index + 2] in ("?", "*", "{"):
-                close()
-            else:
+class _Literals:
+    """A reader of patterns that only asks which plain texts can't be missing."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._at = 0
+
+    def alternatives(self) -> tuple[str, ...]:
+        """The texts of all branches up to the closing bracket or the end; () when one branch has none."""
+        branches = [self._sequence()]
+        while self._peek() == "|":
+            self._at += 1
+            branches.append(self._sequence())
+        if not all(branches):
+            return ()
+        texts = tuple(dict.fromkeys(text for branch in branches for text in branch))
+        return texts if len(texts) <= _MAX_LITERALS else ()
+
+    def _sequence(self) -> tuple[str, ...]:
+        """The surest texts of one branch: those whose shortest is longest."""
+        known: list[tuple[str, ...]] = []
+        run: list[str] = []
+        while self._peek() not in ("", "|", ")"):
+            plain, texts = self._item()
+            needed, repeated = self._quantifier()
+            if plain is not None and needed:
                 run.append(plain)
-                if pattern[index + 1 : index + 2] == "+":
-                    close()
-        index += 1
-    close()
-    longest = max(runs, key=len)
-    return longest if len(longest) >= _MIN_LITERAL else ""
+            if plain is None or not needed or repeated:
+                known.append(("".join(run),))
+                run = []
+            if texts and needed:
+                known.append(texts)
+        known.append(("".join(run),))
+        best = max(known, key=lambda texts: min(len(text) for text in texts))
+        return best if min(len(text) for text in best) >= _MIN_LITERAL else ()
 
+    def _item(self) -> tuple[str | None, tuple[str, ...]]:
+        """The next item: a plain character, or the texts of a group, or neither."""
+        char = self._peek()
+        self._at += 1
+        if char == "(":
+            return None, self._group()
+        if char == "[":
+            self._skip_class()
+            return None, ()
+        if char == "\\":
+            return self._escape(), ()
+        return (None if char in ".^$" else char), ()
 
-def _escaped(char: str) -> str | None:
-    """The character an escape stands for; None for classes and anchors."""
-    if char in _CONTROL:
-        return _CONTROL[char]
-    return None if char.isalnum() else char
+    def _group(self) -> tuple[str, ...]:
+        head = re.compile(r"\?(?:P<\w+>|<\w+>|[a-zA-Z-]*:)?").match(self._pattern, self._at)
+        bare_flags = re.compile(r"\?[a-zA-Z-]+\)").match(self._pattern, self._at)
+        if bare_flags:
+            self._at = bare_flags.end()
+            return ()
+        self._at = head.end() if head else self._at
+        texts = self.alternatives()
+        self._at += 1  # the closing bracket
+        return texts
 
+    def _escape(self) -> str | None:
+        """The character an escape stands for; None for classes, anchors and codes, which are skipped whole."""
+        code = re.compile(r"x\{[^}]*\}|x[0-9A-Fa-f]{0,2}|[pP](?:\{[^}]*\}|\w)").match(
+            self._pattern, self._at
+        )
+        char = self._peek()
+        self._at = code.end() if code else self._at + 1
+        if char in _CONTROL:
+            return _CONTROL[char]
+        return None if char.isalnum() else char
 
-def _end_of_class(pattern: str, start: int) -> int:
-    """Index of the bracket that closes a character class."""
-    index = start + 1
-    if pattern[index : index + 1] == "^":
-        index += 1
-    if pattern[index : index + 1] == "]":
-        index += 1
-    while index < len(pattern) and pattern[index] != "]":
-        index += 2 if pattern[index] == "\\" else 1
-    return index
+    def _skip_class(self) -> None:
+        """To behind the bracket that closes a character class."""
+        if self._peek() == "^":
+            self._at += 1
+        if self._peek() == "]":
+            self._at += 1
+        while self._peek() not in ("", "]"):
+            named = re.compile(r"\[:\^?\w+:\]|\\.").match(self._pattern, self._at)
+            self._at = named.end() if named else self._at + 1
+        self._at += 1
+
+    def _quantifier(self) -> tuple[bool, bool]:
+        """Whether the item before must occur, and whether it may occur more than once."""
+        match = re.compile(r"(?:[?*+]|\{(?P<least>\d*)(?:,\d*)?\})[?+]?").match(
+            self._pattern, self._at
+        )
+        if match is None:
+            return True, False
+        self._at = match.end()
+        sign = match[0][0]
+        least = match["least"]
+        return sign == "+" or bool(least and int(least) > 0), True
+
+    def _peek(self) -> str:
+        return self._pattern[self._at : self._at + 1]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from diag.errors import RuleFileError
-from diag.patterns import required_literal
+from diag.patterns import required_literals
 
 FOLDERS = ("rules", "corpus")
 BUNDLE = "bundle.json"
@@ -75,13 +75,14 @@ def build_bundle(root: Path) -> str:
 
 
 def _lean(body: Any) -> Any:
-    """The body without the examples of rows and rules; each row with the text that its matches must hold."""
+    """The body without the examples of rows and rules; each row with the texts its matches must hold."""
     if not isinstance(body, dict):
         return body
     lean = {key: value for key, value in body.items() if key not in _FOR_TESTS_ONLY}
     if isinstance(lean.get("messages"), list):
         lean["messages"] = [
-            {**_lean(row), "literal": required_literal(row["pattern"])} for row in lean["messages"]
+            {**_lean(row), "literals": required_literals(row["pattern"])}
+            for row in lean["messages"]
         ]
     return lean
 

@@ -7,9 +7,11 @@ suffix is its unit: `_gib _mib _kib _bytes _size` -> bytes, `_tokens _blocks _co
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from diag.terms import Phase, RowRole
 from diag.units import GIB, KIB, MIB, parse_number, parse_size
 
 MAX_HITS = 16  # times one row may be found on one line
-WHOLE_SET = 1 << 20  # characters of a log from which all rows are looked for at once
+BLOCK = 1 << 20  # characters of a log that are searched at once
 
 
 _CONVERT: dict[str, Callable[[str], Value]] = {
@@ -51,7 +53,7 @@ class Row:
     releases: str | None = None
     subtype: str | None = None
     facts: Mapping[str, str]
-    literal: str = ""  # text that every match holds
+    literals: tuple[str, ...] = ()  # of which every match holds one
     examples: tuple[str, ...] = ()
     values: tuple[Mapping[str, Any], ...] = ()
     file: str = ""
@@ -64,60 +66,100 @@ def convert(group: str, text: str) -> Value:
 
 
 class Catalogue:
-    """The rows, with RE2 sets that tell which of them a line can match."""
+    """The rows, and what finds them on lines."""
 
     def __init__(self, rows: tuple[Row, ...], registry: Mapping[str, Mapping[str, str]]) -> None:
         self.rows = rows
         self.registry = registry  # fact name -> {unit, means}
         self.by_id = {row.id: row for row in rows}
+        self._order = {row.id: index for index, row in enumerate(rows)}
+
+    def events(self, lines: Sequence[LogLine]) -> Iterator[Event]:
+        """The rows on the lines, in line order, each as often as it occurs.
+
+        A row's pattern runs only on lines that hold one of its fixed texts; looking for these in many lines at once
+        costs next to nothing.
+        """
+        for start, text, starts in _blocks(lines):
+            hits: dict[int, list[Row]] = {}
+            for row in self._with_literals:
+                for index in _lines_with(row.literals, text, starts):
+                    hits.setdefault(index, []).append(row)
+            for index in range(len(starts)):
+                line = lines[start + index]
+                rows = hits.get(index, [])
+                rows += [self._without[number] for number in self._which(line.text[:MAX_TEXT])]
+                rows.sort(key=lambda row: self._order[row.id])
+                for row in rows:
+                    yield from _events(row, line)
+
+    def find(self, line: LogLine) -> Iterator[Event]:
+        """The rows on one line."""
+        return self.events((line,))
 
     @cached_property
-    def _all(self) -> Finder:
-        return Finder(self.rows)
+    def _with_literals(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.literals)
 
-    def finder(self, lines: Sequence[LogLine]) -> Finder:
-        """What finds rows on these lines: for a short log only the rows whose fixed text occurs in it at all."""
-        if sum(len(line.text) for line in lines) > WHOLE_SET:
-            return self._all
-        text = "\n".join(line.text for line in lines)
-        return Finder(tuple(row for row in self.rows if row.literal in text))
+    @cached_property
+    def _without(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if not row.literals)
 
-    def find(self, line: LogLine) -> Iterator[Event]:
-        """The rows on one line, each as often as it occurs."""
-        return self._all.find(line)
+    @cached_property
+    def _which(self) -> Callable[[str], list[int]]:
+        return compile_set([row.pattern for row in self._without])
 
 
-class Finder:
-    """Some of the catalogue's rows, ready to be looked for."""
+def _blocks(lines: Sequence[LogLine]) -> Iterator[tuple[int, str, list[int]]]:
+    """Runs of lines as one text: (index of the first line, the text, where each line starts in it)."""
+    start = 0
+    while start < len(lines):
+        parts: list[str] = []
+        starts: list[int] = []
+        size = 0
+        for line in lines[start:]:
+            if size > BLOCK:
+                break
+            starts.append(size)
+            parts.append(line.text[:MAX_TEXT])
+            size += len(parts[-1]) + 1
+        yield start, "\n".join(parts), starts
+        start += len(starts)
 
-    def __init__(self, rows: tuple[Row, ...]) -> None:
-        self._rows = rows
-        self._which = compile_set([row.pattern for row in rows])
 
-    def find(self, line: LogLine) -> Iterator[Event]:
-        """The rows on a line. A value that does not fit its unit drops that row's hit."""
-        text = line.text if len(line.text) <= MAX_TEXT else line.text[:MAX_TEXT]
-        for index in self._which(text):
-            row = self._rows[index]
-            try:
-                for count, match in enumerate(compile_pattern(row.pattern).finditer(text)):
-                    if count >= MAX_HITS:
-                        break
-                    values = {
-                        name: convert(name, found)
-                        for name, found in match.groupdict().items()
-                        if found is not None
-                    }
-                    yield Event(
-                        row=row.id,
-                        role=_role_on(row, line),
-                        phase=row.phase,
-                        line=line,
-                        values=values,
-                        subtype=row.subtype,
-                    )
-            except (UnitError, OverflowError):
-                continue
+def _lines_with(literals: Sequence[str], text: str, starts: Sequence[int]) -> list[int]:
+    """Indices of the lines that hold one of the texts, each once."""
+    found: set[int] = set()
+    for literal in literals:
+        at = text.find(literal)
+        while at >= 0:
+            index = bisect_right(starts, at) - 1
+            found.add(index)
+            after = starts[index + 1] if index + 1 < len(starts) else len(text)
+            at = text.find(literal, after)
+    return sorted(found)
+
+
+def _events(row: Row, line: LogLine) -> Iterator[Event]:
+    """A row's hits on a line. A value that does not fit its unit ends them."""
+    try:
+        matches = compile_pattern(row.pattern).finditer(line.text[:MAX_TEXT])
+        for match in islice(matches, MAX_HITS):
+            values = {
+                name: convert(name, found)
+                for name, found in match.groupdict().items()
+                if found is not None
+            }
+            yield Event(
+                row=row.id,
+                role=_role_on(row, line),
+                phase=row.phase,
+                line=line,
+                values=values,
+                subtype=row.subtype,
+            )
+    except UnitError:
+        return
 
 
 def _role_on(row: Row, line: LogLine) -> RowRole:
@@ -162,7 +204,7 @@ def row_from(data: Mapping[str, Any], origin: str, file: str) -> Row:
         releases=data.get("releases"),
         subtype=data.get("subtype"),
         facts=data.get("facts") or {},
-        literal=data.get("literal", ""),
+        literals=tuple(data.get("literals", ())),
         examples=tuple([examples] if isinstance(examples, str) else examples),
         values=tuple([values] if isinstance(values, dict) else values or ()),
         file=file,

@@ -6,6 +6,7 @@ Every rank keeps its own values, in log order. A resolved engine configuration c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from diag.facts import args
 from diag.facts.catalogue import Catalogue, catalogue
@@ -94,14 +95,7 @@ def collect(
 
 def find_events(lines: Sequence[LogLine], known: Catalogue) -> tuple[Event, ...]:
     """Catalogue rows on the lines, in log order."""
-    events: list[Event] = []
-    finder = known.finder(lines)
-    for line in lines:
-        if line.text:
-            events.extend(finder.find(line))
-        if len(events) >= MAX_EVENTS:
-            break
-    return tuple(events)
+    return tuple(islice(known.events(lines), MAX_EVENTS))
 
 
 def _facts_of(event: Event, known: Catalogue) -> Iterable[Fact]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from diag.facts.model import Fact, Facts
+from diag.facts.model import Fact, Facts, Value
 from diag.facts.torch_oom import OomReading, read_ooms
 from diag.terms import Origin
 
@@ -71,7 +71,7 @@ def _oom(facts: Facts) -> Iterator[Fact]:
             yield _derived(reading, "oom.growth", "bytes", value=growth)
 
 
-def _derived(name: str, value: float | bool, unit: str, reading: OomReading) -> Fact:
+def _derived(reading: OomReading, name: str, unit: str, *, value: Value) -> Fact:
     return Fact(
         name=name,
         value=value,

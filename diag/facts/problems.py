@@ -84,7 +84,7 @@ class _Gatherer:
             current = self._going_on(line)
             current.frames.extend(frames[: MAX_FRAMES - len(current.frames)])
             current.lines.append(line)
-            current.chained = current.text_open = False
+            current.text_open = False
         elif match := _EXCEPTION.match(line.text.strip()):
             current = self._going_on(line)
             current.exceptions.append((line, match["name"], line.text.strip()))

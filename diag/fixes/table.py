@@ -6,23 +6,20 @@ A wrong file raises RuleFileError with every problem in it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from diag.errors import RuleFileError
 from diag.facts.model import Value
 from diag.fixes.conditions import CONDITIONS, NAMES, names_in
 from diag.resources import read_data, read_yaml
+from diag.schema import Strict, build, validated
 from diag.terms import Safety
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Setting(_Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting(Strict):
     """A flag or variable that a step sets."""
 
     flag: str | None = None
@@ -30,7 +27,8 @@ class Setting(_Strict):
     to: Value
 
 
-class _Conditional(_Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Conditional(Strict):
     only: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     releases: str | None = None  # PEP 440; an unknown release does not hold
@@ -40,6 +38,7 @@ class _Conditional(_Strict):
         return iter(())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step(_Conditional):
     """An instruction without a sum."""
 
@@ -60,6 +59,7 @@ class Step(_Conditional):
             yield self.do
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tempting(_Conditional):
     """A change that does not help, and why. `plain`: the reason without numbers."""
 
@@ -73,14 +73,16 @@ class Tempting(_Conditional):
         yield self.why
 
 
-class Entry(_Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry(Strict):
     """One failure class: names of actions and steps in order, names of tempting changes."""
 
     fixes: tuple[str, ...]
     not_helpful: tuple[str, ...] = ()
 
 
-class FixTable(_Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixTable(Strict):
     """The whole file."""
 
     schema_: int
@@ -129,16 +131,12 @@ class FixTable(_Strict):
 @lru_cache(maxsize=4)
 def load_table(actions: frozenset[str], path: Path | None = None) -> FixTable:
     """The table, for the given action names. Raises RuleFileError with every problem."""
-    raw = dict(read_data("rules/fixes.yaml") if path is None else read_yaml(path))
-    raw["schema_"] = raw.pop("schema", None)
-    path = path or Path("rules/fixes.yaml")
-    try:
-        table = FixTable.model_validate(raw)
-    except ValidationError as error:
-        raise RuleFileError(
-            [f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-        ) from error
-    problems = [f"{path}: {problem}" for problem in table.problems(actions)]
+    name = "rules/fixes.yaml" if path is None else str(path)
+    if path is None:
+        table = build(FixTable, read_data(name))
+    else:
+        table = validated(FixTable, read_yaml(path), name)
+    problems = [f"{name}: {problem}" for problem in table.problems(actions)]
     if problems:
         raise RuleFileError(problems)
     return table

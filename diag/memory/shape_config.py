@@ -93,9 +93,18 @@ class _Reader:
         return []
 
 
-def from_config(config: Config, *, name: str, source: str) -> ModelShape:
+def from_config(
+    config: Config,
+    *,
+    name: str,
+    source: str,
+    vision_params: int | None = None,
+    head: bool = True,
+) -> ModelShape:
     """The shape a config describes.
 
+    Args: vision_params of the towers beside the language model, when known (else estimated from the config); head
+        is False for embedding models, which load none.
     Raises: UsageError when it lacks a count that decides a size.
     """
     text = text_config(config)
@@ -109,12 +118,12 @@ def from_config(config: Config, *, name: str, source: str) -> ModelShape:
     head_dim = read.find("head_dim", "kv_channels", "attention_head_dim") or hidden // heads
     vocab = read.find("padded_vocab_size") or read.need("vocab_size")
     plan = _Plan(read, layers, hidden, heads, kv_heads, head_dim)
-    pooling = read.kind in _ENCODERS or read.flag("oomdoc_no_head")
+    pooling = read.kind in _ENCODERS or not head
     tied = read.flag("tie_word_embeddings", default=read.kind in _TIED)
     blocks = (
         *_vocabulary(read, hidden, vocab, tied=tied, head=not pooling),
         *plan.blocks(),
-        *_side(config, text, hidden),
+        *_side(config, hidden, vision_params),
     )
     return ModelShape(
         name=name,
@@ -136,10 +145,10 @@ def from_config(config: Config, *, name: str, source: str) -> ModelShape:
         experts_per_token=read.find("num_experts_per_tok", "moe_top_k", "moe_topk", "top_k_experts")
         or (1 if plan.experts else 0),
         moe_intermediate=plan.moe_inter if plan.experts else 0,
-        multimodal=any(key in config for key in ("vision_config", "audio_config", "visual")),
+        multimodal=bool(vision_params)
+        or any(key in config for key in ("vision_config", "audio_config", "visual")),
         pooling=pooling,
         quantization=of_config(config) or of_config(text),
-        published_params=read.find("oomdoc_params"),
     )
 
 
@@ -620,11 +629,10 @@ def _block(
 # --- towers beside the language model ---------------------------------------------------------------------------
 
 
-def _side(config: Config, text: Config, hidden: int) -> list[Block]:
-    """Vision or audio tower: as stated by the table, or estimated from its config (within about 10 %)."""
-    stated = text.get("oomdoc_vision_params")
-    if isinstance(stated, (int, float)):
-        return [_block("vision", "visual", round(stated), Split.RANKS)]
+def _side(config: Config, hidden: int, stated: int | None) -> list[Block]:
+    """Vision or audio tower: as stated, or estimated from its config (within about 10 %)."""
+    if stated:
+        return [_block("vision", "visual", stated, Split.RANKS)]
     if config.get("model_type") == "whisper":
         wide = _Reader(config, "encoder")
         size = 4 * wide.need("d_model") ** 2 + 2 * wide.need("d_model") * wide.need(

@@ -5,31 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from diag.errors import RuleFileError
 from diag.resources import data_names, read_data, read_yaml
 from diag.rules.schema import Rule
+from diag.schema import build, validated
 
 
 def rule_files(rules_dir: Path) -> Iterator[Path]:
     """All rule files below `rules/failures`, in a stable order."""
     yield from sorted((rules_dir / "failures").glob("*/*.yaml"))
-
-
-def parse_rule(body: Any, file: str) -> Rule:
-    """A rule from its mapping. Raises RuleFileError naming each bad key."""
-    try:
-        return Rule.model_validate(body)
-    except ValidationError as error:
-        raise RuleFileError(
-            [
-                f"{file}: {'.'.join(str(part) for part in item['loc']) or 'rule'}: {item['msg']}"
-                for item in error.errors()
-            ]
-        ) from error
 
 
 def read_rules(rules_dir: Path) -> tuple[Rule, ...]:
@@ -39,7 +24,7 @@ def read_rules(rules_dir: Path) -> tuple[Rule, ...]:
     for path in rule_files(rules_dir):
         file = str(path.relative_to(rules_dir.parent))
         try:
-            rules.append(parse_rule(read_yaml(path), file))
+            rules.append(validated(Rule, read_yaml(path), file))
         except RuleFileError as error:
             problems.extend(error.problems)
     if problems:
@@ -51,4 +36,4 @@ def read_rules(rules_dir: Path) -> tuple[Rule, ...]:
 def load_rules() -> tuple[Rule, ...]:
     """The shipped rules without their examples, loaded once."""
     names = data_names("rules/failures")
-    return tuple(parse_rule({**read_data(name), "examples": []}, name) for name in names)
+    return tuple(build(Rule, {**read_data(name), "examples": ()}) for name in names)

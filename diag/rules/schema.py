@@ -6,21 +6,17 @@ closed: no expressions, no code.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
+from diag.schema import Strict
 from diag.terms import Family, Phase
 
 Scalar: TypeAlias = bool | int | float | str
 
 
-class Strict(BaseModel):
-    """Base: no unknown keys, nothing changes after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Condition(Strict):
     """One test. Exactly one of the first group is given; `fact` goes with one comparison.
 
@@ -31,40 +27,32 @@ class Condition(Strict):
     all: tuple[Condition, ...] | None = None
     any: tuple[Condition, ...] | None = None
     none: tuple[Condition, ...] | None = None
-    problem: tuple[str, ...] | None = Field(
-        None, description="catalogue rows on the problem's own lines"
-    )
-    hint: tuple[str, ...] | None = Field(None, description="class hints of cause rows on its lines")
-    generic: Literal[True] | None = Field(
-        None, description="an exception that no catalogue row explains"
-    )
-    first: Literal[True] | None = Field(None, description="no failure was stated before it")
-    text: str | None = Field(None, description="pattern in the exception's or message's text")
-    exception: tuple[str, ...] | None = Field(None, description="last part of the exception class")
-    site: tuple[str, ...] | None = Field(
-        None, description="names from rules/sites.yaml in the traceback"
-    )
-    phase: tuple[Phase, ...] | None = Field(None, description="phases the problem may be in")
-    process: str | None = Field(
-        None, description="pattern in the name of the process that reports it"
-    )
-    seen: tuple[str, ...] | None = Field(None, description="catalogue rows anywhere in the attempt")
-    after: tuple[str, ...] | None = Field(None, description="catalogue rows before the problem")
-    log: str | None = Field(None, description="pattern in any line of the attempt")
+    problem: tuple[str, ...] | None = None  # catalogue rows on the problem's own lines
+    hint: tuple[str, ...] | None = None  # class hints of cause rows on its lines
+    generic: Literal[True] | None = None  # an exception that no catalogue row explains
+    first: Literal[True] | None = None  # no failure was stated before it
+    text: str | None = None  # pattern in the exception's or message's text
+    exception: tuple[str, ...] | None = None  # last part of the exception class
+    site: tuple[str, ...] | None = None  # names from rules/sites.yaml in the traceback
+    phase: tuple[Phase, ...] | None = None  # phases the problem may be in
+    process: str | None = None  # pattern in the name of the process that reports it
+    seen: tuple[str, ...] | None = None  # catalogue rows anywhere in the attempt
+    after: tuple[str, ...] | None = None  # catalogue rows before the problem
+    log: str | None = None  # pattern in any line of the attempt
     fact: str | None = None
-    own: bool = Field(False, description="only values printed on the problem's own lines")
+    own: bool = False  # only values printed on the problem's own lines
     eq: Scalar | None = None
     ne: Scalar | None = None
     lt: Scalar | None = None
     le: Scalar | None = None
     gt: Scalar | None = None
     ge: Scalar | None = None
-    in_: tuple[Scalar, ...] | None = Field(None, alias="in")
+    in_: tuple[Scalar, ...] | None = None
     matches: str | None = None
     exists: bool | None = None
 
-    @model_validator(mode="after")
-    def _one_test(self) -> Condition:
+    def __post_init__(self) -> None:
+        """Exactly one test, and comparisons only with a fact. Raises ValueError."""
         tests = [name for name in _TESTS if getattr(self, name) is not None]
         comparisons = [name for name in _COMPARISONS if getattr(self, name) is not None]
         if len(tests) != 1:
@@ -73,7 +61,6 @@ class Condition(Strict):
             raise ValueError("a fact needs a comparison: eq ne lt le gt ge in matches exists")
         if tests != ["fact"] and (comparisons or self.own):
             raise ValueError(f"{comparisons or ['own']} goes with fact")
-        return self
 
 
 _TESTS = (
@@ -97,6 +84,12 @@ _TESTS = (
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "in_", "matches", "exists")
 
 
+def _check_confidence(confidence: float) -> None:
+    if not 0 <= confidence <= 1:
+        raise ValueError(f"confidence {confidence} is not within 0 and 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class When(Strict):
     """The three lists that must hold together."""
 
@@ -105,23 +98,34 @@ class When(Strict):
     none: tuple[Condition, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Adjust(Strict):
     """Another confidence when more is known; the first that holds is taken."""
 
     when: Condition
-    confidence: float = Field(ge=0, le=1)
+    confidence: float
+
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        _check_confidence(self.confidence)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reading(Strict):
     """Another possible reading, shown beside the diagnosis when its condition holds."""
 
     subtype: str
     family: Family
     why: str
-    confidence: float = Field(0.2, ge=0, le=1)
+    confidence: float = 0.2
     when: Condition | None = None
 
+    def __post_init__(self) -> None:
+        """Raises ValueError."""
+        _check_confidence(self.confidence)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Source(Strict):
     """Where the rule's knowledge comes from."""
 
@@ -129,6 +133,7 @@ class Source(Strict):
     says: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Example(Strict):
     """A small log and what the rule must make of it: the example is the test."""
 
@@ -140,33 +145,44 @@ class Example(Strict):
     phase: Phase | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule(Strict):
     """One failure."""
 
-    schema_: Literal[1] = Field(alias="schema")
-    id: str = Field(pattern=r"^[a-z]+\.[a-z0-9_]+$")
-    subtype: str | None = Field(
-        None, description="taxonomy subtype when several rules lead to one; default: id"
-    )
-    title: str = Field(min_length=8, max_length=90)
+    schema_: Literal[1]
+    id: str
+    subtype: str | None = None  # taxonomy subtype when several rules lead to one; default: id
+    title: str
     family: Family
     status: Literal["draft", "tested", "stable"] = "tested"
     vllm: str | None = None
     subject: Literal["problem", "log"] = "problem"
-    phase: Phase | None = Field(None, description="the phase when the problem itself does not tell")
-    fixed_phase: bool = Field(False, description="`phase` holds whatever the traceback says")
-    priority: int = Field(ge=0, le=100)
-    confidence: float = Field(0.9, ge=0, le=1)
+    phase: Phase | None = None  # the phase when the problem itself does not tell
+    fixed_phase: bool = False  # `phase` holds whatever the traceback says
+    priority: int
+    confidence: float = 0.9
     adjust: tuple[Adjust, ...] = ()
     when: When
     nothing_ran_out: bool = False
-    summary: tuple[str, ...] = Field(min_length=1)
+    summary: tuple[str, ...]
     missing: tuple[str, ...] = ()
     readings: tuple[Reading, ...] = ()
-    confirm: tuple[str, ...] = Field((), description="rows quoted as confirmation when present")
+    confirm: tuple[str, ...] = ()  # rows quoted as confirmation when present
     known_gaps: str = ""
     sources: tuple[Source, ...] = ()
     examples: tuple[Example, ...]
+
+    def __post_init__(self) -> None:
+        """Bounds that types don't express. Raises ValueError."""
+        if not re.fullmatch(r"[a-z]+\.[a-z0-9_]+", self.id):
+            raise ValueError(f"id {self.id!r} is not of the form prefix.slug")
+        if not 8 <= len(self.title) <= 90:
+            raise ValueError(f"title has {len(self.title)} characters; 8 to 90 are allowed")
+        _check_confidence(self.confidence)
+        if not 0 <= self.priority <= 100:
+            raise ValueError(f"priority {self.priority} is not within 0 and 100")
+        if not self.summary:
+            raise ValueError("summary needs at least one text")
 
     @property
     def name(self) -> str:

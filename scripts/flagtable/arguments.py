@@ -182,7 +182,7 @@ class _Reader:
             if word.arg is None:
                 keywords.update(self._keywords(word.value, scope) or {})
             else:
-                keywords[word.arg] = (word.value, scope.module)
+                keywords[word.arg] = self._held(word.value, scope)
         if names:
             self._keep(names, keywords)
 
@@ -216,6 +216,15 @@ class _Reader:
                     return {item.name: self._from_field(item) for item in fields}
         return None
 
+    def _held(self, node: ast.expr, scope: _Scope) -> Any:
+        """One keyword's value: taken out of held keywords, `model_kwargs["x"]["default"]`, or an expression."""
+        if isinstance(node, ast.Subscript):
+            held = self._keywords(node.value, scope)
+            key = self.sources.value(node.slice, scope.module)
+            if held is not None and key in held:
+                return held[key]
+        return node, scope.module
+
     def _from_field(self, item: Field) -> dict[str, Any]:
         """The keywords that vLLM's `get_kwargs` makes of a dataclass field."""
         hints = _Hints(self.sources)
@@ -226,6 +235,7 @@ class _Reader:
 
     def _keep(self, names: list[str], keywords: Mapping[str, Any]) -> None:
         """One row; the first definition of a name stays."""
+        names = [name.replace("_", "-") for name in names]
         long = [name for name in names if name.startswith("--")] or names
         if long[0] in self.flags:
             return

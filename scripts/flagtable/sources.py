@@ -72,6 +72,15 @@ class Sources:
         self.root = root
         self.module = lru_cache(maxsize=None)(self._module)
         self.fields = lru_cache(maxsize=None)(self._fields)
+        self._readers: tuple[tuple[type[ast.expr], Callable[..., Any]], ...] = (
+            (ast.Name, self._constant),
+            (ast.Attribute, self._attribute),
+            (ast.Call, self._call),
+            (ast.BinOp, self._sum),
+            (ast.UnaryOp, self._negation),
+            (ast.List, self._items),
+            (ast.Tuple, self._items),
+        )
 
     def _module(self, name: str) -> Module | None:
         path = self.root.joinpath(*name.split("."))
@@ -156,18 +165,19 @@ class Sources:
             return ast.literal_eval(node)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             pass
-        if isinstance(node, ast.Name):
-            return self._constant(node, module, depth)
-        if isinstance(node, ast.Attribute):
-            return self._attribute(node, module, depth)
-        if isinstance(node, ast.Call):
-            return self._call(node, module, depth)
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            return self._sum(node, module, depth)
-        if isinstance(node, (ast.List, ast.Tuple)):
-            items = [self.value(item, module, depth - 1) for item in node.elts]
-            return _computed(node) if any(isinstance(i, Computed) for i in items) else items
+        for kind, read in self._readers:
+            if isinstance(node, kind):
+                return read(node, module, depth)
         return _computed(node)
+
+    def _negation(self, node: ast.UnaryOp, module: Module, depth: int) -> Any:
+        inner = self.value(node.operand, module, depth - 1)
+        known = isinstance(node.op, ast.Not) and isinstance(inner, bool)
+        return not inner if known else _computed(node)
+
+    def _items(self, node: ast.List | ast.Tuple, module: Module, depth: int) -> Any:
+        items = [self.value(item, module, depth - 1) for item in node.elts]
+        return _computed(node) if any(isinstance(i, Computed) for i in items) else items
 
     def _constant(self, node: ast.Name, module: Module, depth: int) -> Any:
         found = self.find(module, node.id)
@@ -184,6 +194,8 @@ class Sources:
         """`CacheConfig.block_size`, a member of an enum, `argparse.SUPPRESS`."""
         if node.attr == "SUPPRESS":
             return None
+        if node.attr == "value" and isinstance(node.value, ast.Attribute):  # a member of an enum
+            return self._attribute(node.value, module, depth - 1)
         owner = self.find_class(module, node.value.id) if isinstance(node.value, ast.Name) else None
         if owner is None:
             return _computed(node)
@@ -211,6 +223,8 @@ class Sources:
             if "default_factory" in keywords:
                 return self._made_by(keywords["default_factory"], module, depth - 1)
             return self.value(node.args[0], module, depth - 1) if node.args else _computed(node)
+        if name == "cast" and len(node.args) == 2:
+            return self.value(node.args[1], module, depth - 1)
         if name in _EMPTY and not node.args and not node.keywords:
             return _EMPTY[name]()
         return _computed(node)
@@ -223,6 +237,8 @@ class Sources:
         return Computed(f"{ast.unparse(node)[:SHOWN]}()")
 
     def _sum(self, node: ast.BinOp, module: Module, depth: int) -> Any:
+        if type(node.op) not in _OPERATORS:
+            return _computed(node)
         left, right = (self.value(side, module, depth - 1) for side in (node.left, node.right))
         numbers = all(
             isinstance(side, (int, float)) and abs(side) < _LARGEST for side in (left, right)

@@ -34,6 +34,10 @@ def zstd(data: bytes) -> bytes:
     return bytes(zstandard.ZstdCompressor().compress(data))
 
 
+def xz(data: bytes) -> bytes:
+    return lzma.compress(data, preset=0)
+
+
 # Text and packing
 
 
@@ -82,10 +86,6 @@ def test_several_members_are_one_text(pack):
     text = read_source(io.BytesIO(halves(pack)))
     assert numbered(text.lines) == LINES
     assert not text.truncated
-
-
-def xz(data: bytes) -> bytes:
-    return lzma.compress(data, preset=0)
 
 
 @cache
