@@ -208,7 +208,7 @@ class _Literals:
 
     def _escape(self) -> str | None:
         """The character an escape stands for; None for classes, anchors and codes, which are skipped whole."""
-        code = re.compile(r"x\{[^}]*\}|x[0-9A-Fa-f]{0,2}|[pP](?:\{[^}]*\}|\w)").match(
+        code = re.compile(r"x\{[^}]*\}|x[0-9A-Fa-f]{0,2}|[0-7]{1,3}|[pP](?:\{[^}]*\}|\w)").match(
             self._pattern, self._at
         )
         char = self._peek()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
 from diag.errors import UsageError
-from diag.facts.catalogue import catalogue, scan_patterns
+from diag.facts.catalogue import catalogue, plain_scan_patterns, scan_patterns
 from diag.facts.collect import collect
 from diag.facts.model import Fact, Facts
 from diag.fixes.command import command_from_facts
@@ -97,13 +97,16 @@ def diagnose(
 def _read(source: Source, name: str | None) -> RawText:
     if isinstance(source, str) and source != "-" and _is_text(source):
         return read_text(source, name or "<text>")
-    return read_source(source, name=name, anchors=Anchors.compile(scan_patterns()))
+    return read_source(
+        source, name=name, anchors=Anchors.compile(scan_patterns(), plain_scan_patterns())
+    )
 
 
 def _is_text(source: str) -> bool:
     if "\n" in source:
         return True
-    return ": " in source and not Path(source).exists()
+    # Path.exists raises for a text that is too long for a name
+    return ": " in source and not os.path.exists(source)  # noqa: PTH110
 
 
 # --- attempts ---------------------------------------------------------------------------------------------------

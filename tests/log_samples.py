@@ -11,6 +11,8 @@ from diag.log.attempts import split_attempts
 from diag.log.model import Attempt, LogLine
 from diag.log.reader import read_lines
 from diag.log.source import read_text
+from diag.rules.schema import Condition, Rule, When
+from diag.schema import validated
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -130,3 +132,28 @@ def line(
 ) -> LogLine:
     """A cleaned line."""
     return LogLine(number=number, text=text, level=level, source=source)
+
+
+def made_condition(**body: object) -> Condition:
+    """One condition of a rule file."""
+    return validated(Condition, body, "a condition")
+
+
+def made_when(**body: object) -> When:
+    """The three lists of a rule file."""
+    return validated(When, body, "when")
+
+
+def made_rule(name: str = "kv.a", **changes: object) -> Rule:
+    """A rule that holds for every problem, changed."""
+    body = {
+        "schema": 1,
+        "id": name,
+        "title": f"The rule {name}",
+        "family": "kv_reservation",
+        "priority": 50,
+        "when": {"all": [{"text": "."}]},
+        "summary": ["It failed."],
+        "examples": [],
+    }
+    return validated(Rule, {**body, **changes}, f"{name}.yaml")

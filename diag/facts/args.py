@@ -81,7 +81,10 @@ class Setting:
 def pairs(text: str) -> Iterator[Setting]:
     """key=value and 'key': value pairs of a config dump, a Namespace or a dict, flat."""
     for match in _PAIR.finditer(text[:MAX_ARGS]):
-        yield Setting(match["key"], match["value"])
+        value = match["value"]
+        cut = value[0] in "'\"" and value[-1] != value[0]  # by a pager or at the end of a paste
+        if not cut:
+            yield Setting(match["key"], value)
 
 
 def flags(command: str) -> Iterator[Setting]:

@@ -158,7 +158,7 @@ def _events(row: Row, line: LogLine) -> Iterator[Event]:
                 values=values,
                 subtype=row.subtype,
             )
-    except UnitError:
+    except (UnitError, OverflowError):
         return
 
 
@@ -180,11 +180,21 @@ _GENERIC_ANCHORS = (
 )
 
 
+_PLAIN = (RowRole.INFO, RowRole.DETAIL, RowRole.NOISE)
+
+
 def scan_patterns() -> tuple[str, ...]:
-    """RE2 patterns of the lines worth keeping from a log of gigabytes: all rows but the periodic statistics."""
-    rows = catalogue().rows
-    wanted = [plain_groups(row.pattern) for row in rows if row.role is not RowRole.STAT]
-    return (*wanted, *_GENERIC_ANCHORS)
+    """RE2 patterns of the lines worth parsing with what stands around them: failures, warnings, echoes."""
+    return (*_patterns(lambda role: role not in (*_PLAIN, RowRole.STAT)), *_GENERIC_ANCHORS)
+
+
+def plain_scan_patterns() -> tuple[str, ...]:
+    """RE2 patterns of the lines worth parsing by themselves. Periodic statistics are in neither set."""
+    return _patterns(lambda role: role in _PLAIN)
+
+
+def _patterns(wanted: Callable[[RowRole], bool]) -> tuple[str, ...]:
+    return tuple(plain_groups(row.pattern) for row in catalogue().rows if wanted(row.role))
 
 
 def row_from(data: Mapping[str, Any], origin: str, file: str) -> Row:

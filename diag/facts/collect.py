@@ -44,10 +44,10 @@ class _Table:
         if len(known) < MAX_VALUES:
             known.append(fact)
 
-    def outrank(self, facts: Iterable[Fact]) -> None:
-        """Put resolved values before those asked for."""
-        for fact in reversed(list(facts)):
-            self.facts.setdefault(fact.name, []).insert(0, fact)
+    def settle(self, facts: Iterable[Fact]) -> None:
+        """Put resolved values in the place of those asked for."""
+        for fact in facts:
+            self.facts[fact.name] = [fact]
 
 
 def collect(
@@ -75,7 +75,7 @@ def collect(
         else:
             for fact in settings:
                 table.add(fact)
-    table.outrank(resolved)
+    table.settle(resolved)
     command = launch or next(filter(None, (args.command_in(line) for line in attempt.lines)), None)
     if command:
         origin = Origin.ASSUMED if launch else Origin.LOGGED

@@ -60,10 +60,11 @@ def _budget(facts: Facts) -> Iterator[Fact]:
 def _oom(facts: Facts) -> Iterator[Fact]:
     """The arithmetic of each out-of-memory text, and growth from the first to the last of a rank."""
     lowest: dict[int | None, OomReading] = {}
+    printed = {("oom.process_in_use", fact.line) for fact in facts.all("oom.process_in_use")}
     for reading in read_ooms(facts):
         for name, unit, value_of in _OF_READING:
             value = value_of(reading)
-            if value is not None:
+            if value is not None and (name, reading.line) not in printed:
                 yield _derived(reading, name, unit, value=value)
         first = lowest.setdefault(reading.rank, reading)
         growth = _less(reading.allocated, first.allocated)
@@ -90,6 +91,7 @@ def _equal_neighbours(reading: OomReading) -> int | None:
 
 
 _OF_READING: tuple[tuple[str, str, Callable[[OomReading], int | float | bool | None]], ...] = (
+    ("oom.process_in_use", "bytes", lambda r: r.process_in_use),
     ("oom.non_torch", "bytes", lambda r: r.non_torch),
     ("oom.others", "bytes", lambda r: r.others or None),
     ("oom.short", "bytes", lambda r: _less(r.tried, r.free)),

@@ -25,7 +25,7 @@ MAX_COPIES = 500
 _SOON = 5  # lines from a statement to the traceback that belongs to it
 
 _FRAME = re.compile(
-    r'File "(?P<file>[^"\n]{1,400})", line (?P<line>\d+)(?:, in (?P<function>[^\s,]+))?'
+    r'File "(?P<file>[^"\n]{1,400})", line (?P<line>\d+)(?:, in (?P<function>[^\s,]{1,200}))?'
 )
 _NOTEBOOK_FRAME = re.compile(
     r"^\s*(?:File )?(?P<file>[~/.\w][^\s:()]{1,300}\.py)(?:[:,] ?(?P<line>\d+))?,? in (?P<function>[\w.<>]+)\("

@@ -28,11 +28,11 @@ TAIL_BYTES = 8 * MIB  # ... but not more than this at the end
 # Memory: a kept line costs its bytes and about LINE_COST for its objects. The first HEAD_BUDGET and
 # the last TAIL_BUDGET of the regions stay.
 LINE_COST = 140
-HEAD_BUDGET, TAIL_BUDGET = 24 * MIB, 48 * MIB
+HEAD_BUDGET, TAIL_BUDGET = 6 * MIB, 12 * MIB
 PART_COST = MIB  # larger pieces are split
 # When more than THRIFT is kept, hits that look like earlier ones get less context, so that a
 # warning repeated for weeks does not push out the one crash between.
-THRIFT = 12 * MIB
+THRIFT = 4 * MIB
 REPEATS = ((50, BEFORE, AFTER), (1_000, 10, 10))  # (up to this many repeats, before, after)
 RARE_CONTEXT = (2, 2)  # beyond
 SIGNATURES = 4_096  # different hits told apart
@@ -53,17 +53,23 @@ class Anchors:
 
     Compiled at the first search. `^` and `$` are dropped, since a raw line has prefixes and perhaps
     a carriage return. A pattern that can't be compiled or matches the empty text is left out and
-    listed in `rejected`.
+    listed in `rejected`. A line that only a `plain` pattern finds is worth keeping without what
+    stands around it.
     """
 
-    def __init__(self, patterns: Sequence[str]) -> None:
-        self.patterns = tuple(patterns)
+    def __init__(self, patterns: Sequence[str], plain: Sequence[str] = ()) -> None:
+        self.patterns = (*patterns, *plain)
         self.rejected: tuple[str, ...] = ()
+        self._telling = Anchors(patterns) if plain else None
 
     @classmethod
-    def compile(cls, patterns: Sequence[str]) -> Anchors:
+    def compile(cls, patterns: Sequence[str], plain: Sequence[str] = ()) -> Anchors:
         """Anchors from RE2 pattern strings."""
-        return cls(patterns)
+        return cls(patterns, plain)
+
+    def wants_context(self, line: bytes) -> bool:
+        """Whether the lines around this one matter: a pattern that is not plain finds it."""
+        return self._telling is None or self._telling.search(line) is not None
 
     def search(self, data: bytes, pos: int = 0) -> Span | None:
         """Start and end of the first match at or after `pos`; a match never spans a newline."""
@@ -447,7 +453,8 @@ class Regions:
             hits += 1
             begin = data.rfind(b"\n", offset, span[0]) + 1 or offset
             line += data.count(b"\n", offset, begin)
-            before, after = self._context(data, span)
+            end = data.find(b"\n", span[0]) + 1
+            before, after = self._context(data, span, data[begin:end])
             low = max(line - before, self._done + 1)
             low_point = (line, begin)
             jump = min(span[0] + (STRIDE if hits > DENSE else 0), len(data) - 1)
@@ -464,8 +471,10 @@ class Regions:
     def _search(self, data: bytes, pos: int) -> Span | None:
         return self._anchors.search(data, pos) if self._anchors is not None else None
 
-    def _context(self, data: bytes, span: Span) -> Span:
-        """Lines before and after a hit: fewer for what was seen often, once much is kept."""
+    def _context(self, data: bytes, span: Span, line: bytes) -> Span:
+        """Lines before and after a hit: none around a plain one, fewer around what was seen often."""
+        if self._anchors is not None and not self._anchors.wants_context(line):
+            return 0, 0
         key = data[span[0] : min(span[1], span[0] + 64)].translate(None, _DIGITS)[:40]
         times = self._seen.get(key, 0) + 1
         if times > 1 or len(self._seen) < SIGNATURES:

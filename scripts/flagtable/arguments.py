@@ -7,6 +7,7 @@ In: the sources of a release. Out: `Flag` rows. Reads three styles: plain calls 
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -84,7 +85,10 @@ class _Reader:
 
     def _block(self, body: Iterable[ast.stmt], scope: _Scope) -> None:
         for statement in body:
-            if isinstance(statement, (ast.If, ast.For, ast.With, ast.Try)):
+            if isinstance(statement, ast.For) and isinstance(statement.iter, (ast.List, ast.Tuple)):
+                for item in statement.iter.elts:
+                    self._block(_with_item(statement, item), scope)
+            elif isinstance(statement, (ast.If, ast.For, ast.With, ast.Try)):
                 self._block(statement.body, scope)
                 self._block(getattr(statement, "orelse", ()), scope)
             elif isinstance(statement, ast.Assign) and len(statement.targets) == 1:
@@ -268,6 +272,20 @@ class _Reader:
         if key == "help":
             return _words(node, module, self.sources)
         return self.sources.value(node, module)
+
+
+def _with_item(loop: ast.For, item: ast.expr) -> list[ast.stmt]:
+    """The body of `for arg, type in [("--x", str), ...]` with the loop's names replaced by one item."""
+    if isinstance(loop.target, ast.Tuple) and isinstance(item, ast.Tuple):
+        known = dict(zip(map(ast.unparse, loop.target.elts), item.elts, strict=False))
+    else:
+        known = {ast.unparse(loop.target): item}
+
+    class _Replace(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802 - ast's own naming
+            return known.get(node.id, node)
+
+    return [_Replace().visit(copy.deepcopy(statement)) for statement in loop.body]
 
 
 def _words(node: ast.expr, module: Module, sources: Sources) -> str:

@@ -13,7 +13,7 @@ from diag.patterns import (
     compile_set,
     found,
     plain_groups,
-    required_literal,
+    required_literals,
     why_refused,
 )
 
@@ -102,43 +102,72 @@ def test_what_is_wrong_with_a_pattern(pattern, says):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "literal"),
+    ("pattern", "literals"),
     [
-        ("Available KV cache memory", "Available KV cache memory"),
-        (r"took (?P<gib>[\d.]+) GiB memory and", " GiB memory and"),
-        (r"a\.b\(c\) \[x\]", "a.b(c) [x]"),
-        (r"left|right side", ""),  # a match needs only one of them
-        (r"(?:left|right) side", " side"),
-        (r"colou?rs of", "rs of"),
-        (r"number\d+tail", "number"),
-        (r"repeat+ed", "repeat"),
-        (r"word{2,3}ly", "wor"),
-        (r"(?i)Any Case", ""),
-        ("abc", ""),  # too short to be of use
-        (r"(?:optional text)?rest of it", "rest of it"),
-        (r"[^\]a-z]{4}bracket", "bracket"),
-        (r"[]abc]closing", "closing"),
-        (r"tab\there", "tab\there"),
-        (r"^starts .* end$", "starts "),
-        (r"x* many spaces", " many spaces"),
+        ("Available KV cache memory", ("Available KV cache memory",)),
+        (r"took (?P<gib>[\d.]+) GiB memory and", (" GiB memory and",)),
+        (r"a\.b\(c\) \[x\]", ("a.b(c) [x]",)),
+        ("killed|evicted", ("killed", "evicted")),
+        ("killed|[a-z]+", ()),  # a match of the second branch need not hold the first's text
+        ("(?:left|right) side", (" side",)),
+        ("(?:x|y) side", (" side",)),
+        ("colou?rs of", ("rs of",)),
+        (r"number\d+tail", ("number",)),
+        ("repeat+ed", ("repeat",)),
+        ("word{2,3}ly", ("word",)),
+        ("word{0,3}lily", ("lily",)),
+        ("(?i)Any Case", ()),
+        ("(?si)Any Case", ()),
+        ("(?s)one case", ("one case",)),
+        ("abc", ()),  # too short to be of use
+        ("(?:optional text)?rest of it", ("rest of it",)),
+        ("(?:repeated text)*rest of it", ("rest of it",)),
+        ("(?:needed text)+rest", ("needed text",)),
+        ("(?:nested (?:either|or) text|whole) end", ("either",)),
+        (r"[^\]a-z]{4}bracket", ("bracket",)),
+        ("[]abc]closing", ("closing",)),
+        ("[[:alpha:]xyz1]abcd", ("abcd",)),
+        (r"tab\there", ("tab\there",)),
+        ("^starts .* end$", ("starts ",)),
+        ("x* many spaces", (" many spaces",)),
+        (r"\x41BCDE", ("BCDE",)),
+        (r"\x{41}BCDE", ("BCDE",)),
+        (r"\pLdefg", ("defg",)),
+        (r"\p{Greek}defg", ("defg",)),
+        (r"\bword\b", ("word",)),
     ],
 )
-def test_the_text_that_every_match_holds(pattern, literal):
-    want = literal if len(literal) >= 4 else ""
-    assert required_literal(pattern) == want
+def test_the_texts_of_which_a_match_must_hold_one(pattern, literals):
+    if pattern.startswith("(?:nested"):  # any answer that is sure will do
+        assert required_literals(pattern) in (
+            (),
+            ("nested ", "whole"),
+            (" text", "whole"),
+            ("either", "whole"),
+        )
+    else:
+        assert required_literals(pattern) == literals
 
 
-@pytest.mark.xfail(reason="hex escapes, classes in classes and (?si) are read as plain text")
 @pytest.mark.parametrize(
     ("pattern", "text"),
     [
         (r"\x41BCDE", "ABCDE"),
-        ("(?si)some words", "SOME WORDS"),
-        ("[[:alpha:]xyz1]abc", "qabc"),
-        (r"\pLdefgh", "xdefgh"),
+        (r"(?:a|(?:bcde|f))ghij|klmn", "fghij"),
+        (r"word{2,3}ly", "worddly"),
+        (r"(?:ab){2}cdef|x{4}", "xxxx"),
+        (r"\Qa.b|c\Efgh", "a.b|cfgh"),
+        (r"[[:alpha:]]bcde", "abcde"),
+        (r"a\|bcd|efgh", "efgh"),
+        (r"(?P<a>x)?(?P<b>yyyy|zzzz)", "zzzz"),
+        (r"(?-s:some) text", "some text"),
+        (r"a{2,}bcde", "aabcde"),
+        (r"odd{brace here", "odd{brace here"),
+        (r"octal \060 here", "octal 0 here"),
     ],
 )
-def test_the_literal_is_in_every_match_of_rarer_syntax(pattern, text):
+def test_a_match_holds_one_of_them(pattern, text):
     pytest.importorskip("re2")
     assert compile_pattern(pattern).search(text) is not None
-    assert required_literal(pattern) in text
+    literals = required_literals(pattern)
+    assert not literals or any(literal in text for literal in literals)

@@ -45,9 +45,9 @@ def test_the_bundle_holds_every_file_by_its_path(tree):
     assert bundle["corpus/gpus.yaml"] == {"gpus": [1]}
 
 
-def test_rows_lose_their_examples_and_gain_their_literal(tree):
+def test_rows_lose_their_examples_and_gain_their_literals(tree):
     (row,) = json.loads(build_bundle(tree))["rules/messages/vllm.yaml"]["messages"]
-    assert row["literal"] == "KV cache "
+    assert row["literals"] == ["KV cache "]
     assert not {"example", "values"} & set(row)
 
 

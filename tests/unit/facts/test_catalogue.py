@@ -6,8 +6,10 @@ import pytest
 from log_samples import GIB, MIB, line, small_catalogue
 
 from diag.errors import RuleFileError, UnitError
-from diag.facts.catalogue import MAX_HITS, WHOLE_SET, catalogue, convert, load, scan_patterns
-from diag.patterns import MAX_TEXT
+from diag.facts import catalogue as cataloguing
+from diag.facts.catalogue import MAX_HITS, catalogue, convert, load, message_files, scan_patterns
+from diag.patterns import MAX_TEXT, compile_pattern, required_literals
+from diag.resources import data_dir
 from diag.terms import Phase, RowRole
 
 
@@ -118,34 +120,46 @@ def test_a_failure_in_the_words_of_a_calm_logger_is_none(level, source, row_leve
     assert event.role is role
 
 
-def test_a_short_log_is_searched_for_the_rows_whose_words_it_holds():
-    known = small_catalogue(
-        {"id": "a", "pattern": "first words", "literal": "first words"},
-        {"id": "b", "pattern": "other words", "literal": "other words"},
-        {"id": "c", "pattern": r"\d+ GiB", "literal": ""},
-    )
-    lines = [line("first words of 3 GiB"), line("nothing", number=2)]
-    assert [row.id for row in known.finder(lines)._rows] == ["a", "c"]
-    long = [*lines, line("x" * WHOLE_SET, number=3)]
-    assert [row.id for row in known.finder(long)._rows] == ["a", "b", "c"]
-    for some in (lines, long):
-        assert [event.row for event in known.finder(some).find(lines[0])] == ["a", "c"]
+ROWS = (
+    {"id": "a", "pattern": r"first words of (?P<n_count>\d+)", "literals": ["first words of "]},
+    {"id": "b", "pattern": r"\d+ GiB"},
+    {"id": "c", "pattern": "one|other", "literals": ["one", "other"]},
+)
 
 
-def test_every_shipped_example_holds_the_literal_of_its_row():
-    """The literal decides whether a row is looked for at all."""
-    from diag.facts.catalogue import message_files
-    from diag.patterns import compile_pattern, required_literal
-    from diag.resources import data_dir
+def test_many_lines_give_what_each_gives_alone():
+    """Fixed texts are looked for in blocks of lines; the block's border must not matter."""
+    known = small_catalogue(*ROWS)
+    texts = [
+        "first words of 3 GiB and one",
+        "nothing",
+        "",
+        "other first words of 4, first words of 5",
+        "7 GiB",
+    ]
+    lines = [line(text, number) for number, text in enumerate(texts, 1)]
+    wanted = [(1, "a"), (1, "b"), (1, "c"), (4, "a"), (4, "a"), (4, "c"), (5, "b")]
+    for size in (1 << 20, 30, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cataloguing, "BLOCK", size)
+            assert [(event.line.number, event.row) for event in known.events(lines)] == wanted
+    assert [event.row for one in lines for event in known.find(one)] == [row for _, row in wanted]
 
+
+def test_no_line_no_event():
+    assert list(small_catalogue(*ROWS).events([])) == []
+
+
+def test_every_shipped_match_holds_one_of_its_rows_literals():
+    """The literals decide whether a row's pattern is tried at all."""
     for name, body in message_files(data_dir("rules")):
         for row in body["messages"]:
+            literals = required_literals(row["pattern"])
             examples = row.get("example") or ()
             for example in [examples] if isinstance(examples, str) else examples:
-                literal = required_literal(row["pattern"])
                 for text in example.split("\n"):
-                    if compile_pattern(row["pattern"]).search(text):
-                        assert literal in text, f"{name}: {row['id']}"
+                    if literals and compile_pattern(row["pattern"]).search(text):
+                        assert any(literal in text for literal in literals), f"{name}: {row['id']}"
 
 
 def test_rows_that_are_off_are_reported_together():

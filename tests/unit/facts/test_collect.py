@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from log_samples import GIB, STATS, attempts_of, core, facts_of, line, planned, small_catalogue, start
+from log_samples import (
+    GIB,
+    STATS,
+    attempts_of,
+    core,
+    facts_of,
+    line,
+    planned,
+    small_catalogue,
+    start,
+)
 
 from diag.facts import collect as collecting
 from diag.facts.collect import collect, find_events
@@ -32,7 +42,9 @@ def test_what_is_not_printed_is_unknown_and_not_zero():
 
 def test_a_resolved_configuration_outranks_what_was_asked():
     """The model's own limit was taken for max_model_len; both values are kept, the resolved one first."""
-    facts = facts_of(start(args="{'model': 'Qwen/Qwen3-8B', 'max_model_len': 65536, 'dtype': 'auto'}") + "\n")
+    facts = facts_of(
+        start(args="{'model': 'Qwen/Qwen3-8B', 'max_model_len': 65536, 'dtype': 'auto'}") + "\n"
+    )
     assert facts.number("config.max_model_len") == 32768
     assert [fact.value for fact in facts.all("config.max_model_len")] == [32768, 65536]
     assert facts.text("config.dtype") == "bfloat16"
@@ -68,10 +80,16 @@ def test_every_rank_keeps_its_own_value():
     )
     facts = facts_of(text)
     name = "profile.available_kv_cache"
-    assert [(fact.rank, fact.value / GIB) for fact in facts.all(name)] == [(0, 8.5), (1, 8.25), (2, -0.5)]
+    assert [(fact.rank, fact.value / GIB) for fact in facts.all(name)] == [
+        (0, 8.5),
+        (1, 8.25),
+        (2, -0.5),
+    ]
     assert facts.size(name, rank=2) == -GIB // 2
     assert facts.size(name) == round(8.5 * GIB)
-    assert facts.size(name, rank=7) == round(8.5 * GIB)  # a rank that said nothing: the first printed
+    assert facts.size(name, rank=7) == round(
+        8.5 * GIB
+    )  # a rank that said nothing: the first printed
     assert facts.all(name, rank=7) == ()
     assert facts.number("log.ranks") == 3
 
@@ -91,7 +109,11 @@ def test_of_periodic_statistics_the_highest_is_kept():
 def test_a_constant_and_a_truth_value():
     known = small_catalogue(
         {"id": "a", "pattern": "V2 runner", "facts": {"vllm.model_runner": "=V2"}},
-        {"id": "b", "pattern": r"eager: (?P<eager>\w+)", "facts": {"config.enforce_eager": "eager"}},
+        {
+            "id": "b",
+            "pattern": r"eager: (?P<eager>\w+)",
+            "facts": {"config.enforce_eager": "eager"},
+        },
         facts={"vllm.model_runner": "text", "config.enforce_eager": "bool"},
     )
     facts = facts_of("V2 runner\neager: False\n", known=known)
@@ -101,7 +123,8 @@ def test_a_constant_and_a_truth_value():
 
 def test_events_and_values_are_bounded(monkeypatch):
     known = small_catalogue(
-        {"id": "n", "pattern": r"value (?P<n_count>\d+)", "facts": {"a.b": "n_count"}}, facts={"a.b": "count"}
+        {"id": "n", "pattern": r"value (?P<n_count>\d+)", "facts": {"a.b": "n_count"}},
+        facts={"a.b": "count"},
     )
     lines = tuple(line(f"value {number}", number) for number in range(1, 200))
     monkeypatch.setattr(collecting, "MAX_VALUES", 50)

@@ -50,7 +50,9 @@ def test_a_stop_that_was_asked_for_before_anything_went_wrong(text, stopped):
 
 REQUEST = "\n".join(
     f"(APIServer pid=1) ERROR 01-09 11:22:00 [serving_chat.py:1] {part}"
-    for part in traceback(("entrypoints/openai/serving_chat.py", "create"), error="TypeError: bad request")
+    for part in traceback(
+        ("entrypoints/openai/serving_chat.py", "create"), error="TypeError: bad request"
+    )
 )
 
 
@@ -59,7 +61,10 @@ REQUEST = "\n".join(
     [
         (f"{UP}\n{REQUEST}\n{STATS_LINE}", True),
         (f"{UP}\n{STATS_LINE}\n{REQUEST}", False),
-        (f"{UP}\n{REQUEST}\n{DEAD}\n{STATS_LINE}", False),  # the engine died; the front end still counts
+        (
+            f"{UP}\n{REQUEST}\n{DEAD}\n{STATS_LINE}",
+            False,
+        ),  # the engine died; the front end still counts
         (f"{UP}\n{STATS_LINE}", False),  # nothing to survive
     ],
 )
@@ -67,19 +72,25 @@ def test_a_server_that_went_on_after_a_problem(text, survived):
     assert facts_of(text + "\n").flag("attempt.survived") is survived
 
 
-GONE = (
-    "ERROR 08-03 21:49:24 [core_client.py:606] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client."
-)
+GONE = "ERROR 08-03 21:49:24 [core_client.py:606] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client."
 
 
 def test_an_offline_program_that_ends_by_losing_its_engine_ended_well():
     engine = f"{core('Initializing a V1 LLM engine (v0.11.0) with config: model=m', 'INFO')}\n{planned()}"
     assert facts_of(f"{engine}\n{GONE}\n").flag("attempt.ended_well") is True
     assert facts_of(f"{engine}\n{core(OOM)}\n{GONE}\n").flag("attempt.ended_well") is False
-    assert facts_of(f"{UP}\n{GONE}\n").flag("attempt.ended_well") is False  # a server must not lose it
-    assert facts_of(f"{engine}\n{GONE}\n{core('going on', 'INFO')}\n").flag("attempt.ended_well") is False
+    assert (
+        facts_of(f"{UP}\n{GONE}\n").flag("attempt.ended_well") is False
+    )  # a server must not lose it
+    assert (
+        facts_of(f"{engine}\n{GONE}\n{core('going on', 'INFO')}\n").flag("attempt.ended_well")
+        is False
+    )
 
 
 def test_ranks_are_counted():
-    text = "".join(f"(Worker_TP{rank} pid={rank}) ERROR 01-09 11:21:34 [x.py:1] {NO_BLOCKS}\n" for rank in (0, 1, 3, 3))
+    text = "".join(
+        f"(Worker_TP{rank} pid={rank}) ERROR 01-09 11:21:34 [x.py:1] {NO_BLOCKS}\n"
+        for rank in (0, 1, 3, 3)
+    )
     assert facts_of(text).number("log.ranks") == 3

@@ -5,7 +5,17 @@ from __future__ import annotations
 import random
 
 import pytest
-from log_samples import INIT_FAILED, NO_BLOCKS, OOM, SERVING, core, facts_of, planned, start, traceback
+from log_samples import (
+    INIT_FAILED,
+    NO_BLOCKS,
+    OOM,
+    SERVING,
+    core,
+    facts_of,
+    planned,
+    start,
+    traceback,
+)
 
 from diag.facts.problems import MAX_FRAMES, MAX_PROBLEMS
 from diag.terms import Phase, RowRole
@@ -32,7 +42,10 @@ def functions(problem) -> list[str]:
 def eight_ranks(seed: int | None = None) -> str:
     """The same traceback from eight ranks, line by line in turn, or in a random mix that keeps each rank's order."""
     each = {
-        rank: [worker(rank, text) for text in traceback(*PROFILE, error=OOM.replace("GPU 0", f"GPU {rank}"))]
+        rank: [
+            worker(rank, text)
+            for text in traceback(*PROFILE, error=OOM.replace("GPU 0", f"GPU {rank}"))
+        ]
         for rank in range(8)
     }
     order = [rank for _ in each[0] for rank in range(8)]
@@ -92,7 +105,9 @@ def test_a_chain_is_one_problem_that_quotes_the_known_cause(joint):
     )  # fmt: skip
     (problem,) = facts_of(text + "\n").problems
     assert problem.exception == "OutOfMemoryError"
-    assert problem.text.startswith("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 432.00 MiB")
+    assert problem.text.startswith(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 432.00 MiB"
+    )
     assert functions(problem) == [
         "first", "determine_available_memory", "profile_run", "forward", "clean_up"
     ]  # fmt: skip
@@ -127,7 +142,9 @@ def test_two_tracebacks_without_a_joint_are_two_problems():
 
 
 def test_an_exception_text_of_several_lines_is_joined():
-    text = "\n".join(core(part) for part in ("ValueError: first part", "  second part", "third part"))
+    text = "\n".join(
+        core(part) for part in ("ValueError: first part", "  second part", "third part")
+    )
     (problem,) = facts_of(text + "\n").problems
     assert problem.text == "ValueError: first part\nsecond part\nthird part"
 
@@ -180,7 +197,9 @@ def test_without_telling_frames_the_lines_before_tell_the_phase(before, phase):
 
 
 def test_frames_outrank_the_lines_before():
-    text = "\n".join([start(), planned(), SERVING, *(core(p) for p in traceback(*PROFILE, error=OOM))])
+    text = "\n".join(
+        [start(), planned(), SERVING, *(core(p) for p in traceback(*PROFILE, error=OOM))]
+    )
     (problem,) = facts_of(text + "\n").problems
     assert problem.phase is Phase.PROFILE
 
@@ -191,7 +210,9 @@ def test_a_report_that_something_else_failed_is_an_echo():
 
 
 def test_the_same_words_with_other_numbers_are_copies():
-    text = "\n".join(core(f"ValueError: rank {rank} of 8 at 0x7f{rank}a0 has 3.{rank} GiB") for rank in range(3))
+    text = "\n".join(
+        core(f"ValueError: rank {rank} of 8 at 0x7f{rank}a0 has 3.{rank} GiB") for rank in range(3)
+    )
     (problem,) = facts_of(text + "\n").problems
     assert len(problem.copies) == 2
     assert "rank 0" in problem.text
@@ -208,7 +229,9 @@ def test_a_copy_lends_its_frames_to_one_without():
     assert problem.phase is Phase.PROFILE
 
 
-@pytest.mark.xfail(reason="out-of-memory texts that differ in numbers only are one problem, whatever their frames")
+@pytest.mark.xfail(
+    reason="out-of-memory texts that differ in numbers only are one problem, whatever their frames"
+)
 def test_two_failures_at_different_places_are_not_copies():
     """An error while serving that one request got, and a later one in another part of the code."""
     text = "\n".join(
@@ -222,7 +245,9 @@ def test_two_failures_at_different_places_are_not_copies():
 
 
 def test_a_log_of_problems_only_stays_bounded():
-    text = "\n".join(core(f"{'ABCDEFGHIJ'[n % 10]}{n}xError: {chr(97 + n % 26)}") for n in range(3000))
+    text = "\n".join(
+        core(f"{'ABCDEFGHIJ'[n % 10]}{n}xError: {chr(97 + n % 26)}") for n in range(3000)
+    )
     assert len(facts_of(text + "\n").problems) <= MAX_PROBLEMS
     frames = "\n".join(core(f'  File "x.py", line {n}, in f{n}') for n in range(1000))
     (problem,) = facts_of(frames + "\n").problems

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import pytest
-from log_samples import INIT_FAILED, MAX_LEN, NO_BLOCKS, OOM, SERVING, core, facts_of, planned, start, traceback
+from log_samples import (
+    INIT_FAILED,
+    MAX_LEN,
+    NO_BLOCKS,
+    OOM,
+    SERVING,
+    core,
+    facts_of,
+    made_rule,
+    planned,
+    start,
+    traceback,
+)
 
 from diag.rules.engine import judge
-from diag.rules.load import parse_rule
 from diag.terms import Phase
 
 
 def rule(name: str, when: dict | None = None, **changes):
-    return parse_rule(
-        {
-            "schema": 1, "id": name, "title": f"The rule {name}", "family": "kv_reservation", "priority": 50,
-            "when": when or {"all": [{"text": "."}]}, "summary": ["It failed."], "examples": [], **changes,
-        },
-        f"{name}.yaml",
-    )  # fmt: skip
+    return made_rule(name, **({"when": when} if when else {}), **changes)
 
 
 def verdict(text: str, *rules):
@@ -58,7 +63,9 @@ def test_other_subtypes_of_the_same_problem_are_readings_and_far_ones_are_not():
         f"{core('KeyError: first')}\n{core('TypeError: second')}",
         rule("kv.root", {"all": [{"text": "first"}]}, priority=90),
         rule("kv.same", {"all": [{"text": "first"}]}, priority=20),  # the same problem: always
-        rule("kv.near", {"all": [{"text": "second"}]}, priority=70),  # another problem, knows as much
+        rule(
+            "kv.near", {"all": [{"text": "second"}]}, priority=70
+        ),  # another problem, knows as much
         rule("kv.far", {"all": [{"text": "second"}]}, priority=69),
         rule("kv.twin", {"all": [{"text": "first"}]}, priority=80, subtype="kv.root"),
     )
@@ -89,7 +96,12 @@ def test_readings_are_given_when_their_condition_holds():
         {"subtype": "a.always", "family": "weights", "why": "x"},
         {"subtype": "a.holds", "family": "weights", "why": "x", "when": {"text": "cache blocks"}},
         {"subtype": "a.fails", "family": "weights", "why": "x", "when": {"text": "absent"}},
-        {"subtype": "a.open", "family": "weights", "why": "x", "when": {"fact": "kv.needed", "gt": 0}},
+        {
+            "subtype": "a.open",
+            "family": "weights",
+            "why": "x",
+            "when": {"fact": "kv.needed", "gt": 0},
+        },
     ]
     root = verdict(core(NO_BLOCKS), rule("kv.a", readings=readings)).root
     assert [reading.subtype for reading in root.readings] == ["a.always", "a.holds"]
@@ -113,7 +125,8 @@ def test_the_phase(text, changes, phase):
 
 def test_a_rule_about_the_whole_log_quotes_its_line():
     found = verdict(
-        f"{core('one', 'INFO')}\n{core('two', 'INFO')}", rule("kv.a", {"all": [{"log": "two"}]}, subject="log")
+        f"{core('one', 'INFO')}\n{core('two', 'INFO')}",
+        rule("kv.a", {"all": [{"log": "two"}]}, subject="log"),
     )
     assert found.root.problem is None
     assert found.root.line.number == 2

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
+
 import pytest
-from pydantic import ValidationError
+from log_samples import made_condition
 
 from diag.errors import RuleFileError
-from diag.rules.load import load_rules, parse_rule, read_rules, rule_files
-from diag.rules.schema import Condition
+from diag.rules.load import load_rules, read_rules, rule_files
+from diag.rules.schema import Rule
+from diag.schema import build, validated
 from diag.terms import Family
+
+
+def parse_rule(body, file: str) -> Rule:
+    return validated(Rule, body, file)
 
 
 def body(**changes) -> dict:
@@ -27,7 +34,12 @@ def body(**changes) -> dict:
 
 def test_a_rule_and_its_defaults():
     rule = parse_rule(body(), "x.yaml")
-    assert (rule.name, rule.family, rule.subject, rule.confidence) == ("kv.test_rule", Family.KV_RESERVATION, "problem", 0.9)
+    assert (rule.name, rule.family, rule.subject, rule.confidence) == (
+        "kv.test_rule",
+        Family.KV_RESERVATION,
+        "problem",
+        0.9,
+    )
     assert parse_rule(body(subtype="kv.no_blocks"), "x.yaml").name == "kv.no_blocks"
 
 
@@ -73,25 +85,35 @@ def test_a_file_that_is_no_mapping():
 
 def test_every_error_of_a_rule_is_named():
     with pytest.raises(RuleFileError) as caught:
-        parse_rule(body(colour="red", priority=-1, title="x"), "x.yaml")
+        parse_rule(body(family="x", phase="y", status="z"), "x.yaml")
     assert len(caught.value.problems) == 3
 
 
 def test_rules_do_not_change():
     rule = parse_rule(body(), "x.yaml")
-    with pytest.raises(ValidationError):
+    with pytest.raises(FrozenInstanceError):
         rule.priority = 3
 
 
+def test_a_shipped_file_is_built_as_it_would_be_validated():
+    for made in (
+        body(),
+        body(when={"any": [{"fact": "a.b", "in": [1, 2]}, {"none": [{"phase": ["serving"]}]}]}),
+    ):
+        assert build(Rule, {**made, "examples": ()}) == parse_rule(made, "x.yaml")
+
+
 def test_in_is_written_without_an_underscore():
-    assert Condition.model_validate({"fact": "a.b", "in": [1, 2]}).in_ == (1, 2)
+    assert made_condition(fact="a.b", **{"in": [1, 2]}).in_ == (1, 2)
 
 
 def test_a_folder_is_read_in_order_and_errors_of_all_files_come_together(tmp_path):
     folder = tmp_path / "rules" / "failures" / "kv"
     folder.mkdir(parents=True)
     for name in ("b", "a"):
-        (folder / f"{name}.yaml").write_text(f"{{schema: 1, id: kv.{name}, title: The rule of {name}}}")
+        (folder / f"{name}.yaml").write_text(
+            f"{{schema: 1, id: kv.{name}, title: The rule of {name}}}"
+        )
     (folder / "c.yaml").write_text("open: [\n")
     assert [path.name for path in rule_files(tmp_path / "rules")] == ["a.yaml", "b.yaml", "c.yaml"]
     with pytest.raises(RuleFileError) as caught:
