@@ -183,7 +183,7 @@ def _report(
     printed = vllm_version or facts.text("vllm.version")
     version = parse_release(printed)
     engine = infer_engine(facts)
-    assumed_total = _gpu_total(gpu)
+    assumed_total = _gpu_total(gpu) or _named_total(facts.text("device.name"))
     era = None if version else _era_by_wording(facts, engine)
     situation = Situation(
         facts=facts,
@@ -271,6 +271,12 @@ def _gpu_total(gpu: str | None) -> int | None:
         ) from error
 
 
+def _named_total(device: str | None) -> int | None:
+    """Bytes of the GPU whose name the log prints somewhere; None for one that is not in the table."""
+    known = by_name(device) if device else None
+    return known.typical_bytes if known else None
+
+
 def _source_info(
     log: Log, attempts: Sequence[Attempt], judged: Sequence[_Judged], chosen: _Judged
 ) -> SourceInfo:
@@ -302,7 +308,8 @@ def _environment(
     assumed_total: int | None,
 ) -> Environment:
     total = total_bytes(facts, assumed=assumed_total).value
-    device = facts.text("device.name") or gpu or (describe_capacity(total) if total else None)
+    named = (facts.text("device.name") or "").replace("_", " ").removeprefix("NVIDIA ")
+    device = named or gpu or (describe_capacity(total) if total else None)
     ranks = facts.number("config.tensor_parallel_size") or 1
     stages = facts.number("config.pipeline_parallel_size") or 1
     many = round(ranks * stages)

@@ -6,6 +6,7 @@ by naming its group `_gib`; `parse_size` itself takes units literally.
 
 from __future__ import annotations
 
+import math
 import re
 
 from diag.errors import UnitError
@@ -40,9 +41,12 @@ def parse_number(text: str) -> float:
     62608.0
     """
     try:
-        return float(text.replace(",", "").replace("_", "").strip())
+        number = float(text.replace(",", "").replace("_", "").strip())
     except ValueError as error:
         raise UnitError(f"{text[:40]!r} is not a number") from error
+    if not math.isfinite(number):
+        raise UnitError(f"{text[:40]!r} is not a number that can be computed with")
+    return number
 
 
 def parse_size(text: str) -> int:

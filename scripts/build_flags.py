@@ -77,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sources", type=Path, help="folder with RELEASE/vllm, instead of pip")
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder of the two files")
-    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 on a difference")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, exit 1 on a difference"
+    )
     options = parser.parse_args(argv)
     texts, left_out = build(local(options.sources) if options.sources else fetched())
     if left_out:

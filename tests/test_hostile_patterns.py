@@ -22,7 +22,7 @@ from diag.rules.load import read_rules
 
 EACH_S = 0.5
 TOTAL_S = 25.0
-FRAME = 400  # longest file name in a frame; patterns of sites see no more than that and a function's name
+FRAME = 601  # characters of a frame that patterns of sites see
 
 
 def _rows() -> Iterator[tuple[str, str, str]]:
@@ -78,8 +78,16 @@ def hostile(pattern: str, example: str, size: int = MAX_TEXT) -> dict[str, str]:
 CASES = {"rows": _rows, "conditions": _conditions, "sites": _sites}
 
 
-@pytest.mark.parametrize("engine", ["re2", "regex"])
-@pytest.mark.parametrize("source", list(CASES))
+@pytest.mark.parametrize(
+    ("source", "engine"),
+    [
+        ("rows", "re2"),
+        ("rows", "regex"),
+        ("conditions", "re2"),
+        ("conditions", "regex"),
+        ("sites", "re2"),  # `regex` on sites: the next test
+    ],
+)
 def test_no_pattern_is_slow_on_hostile_text(source, engine):
     if engine == "re2":
         pytest.importorskip("re2")
@@ -96,7 +104,7 @@ def test_no_pattern_is_slow_on_hostile_text(source, engine):
             total += seconds
             spent[name] += seconds
             tried += 1
-            if seconds > EACH_S and not (engine == "regex" and source == "sites"):
+            if seconds > EACH_S:
                 slow.append(f"{name}: {seconds:.2f} s on {kind}: {pattern[:80]}")
     worst = sorted(spent.items(), key=lambda item: -item[1])[:5]
     assert slow == []
@@ -105,9 +113,9 @@ def test_no_pattern_is_slow_on_hostile_text(source, engine):
 
 
 def test_patterns_of_sites_are_quick_on_what_a_frame_can_hold():
-    """A file's name in a traceback is cut at 400 characters; the function's may be as long as a line."""
+    """A frame's file name is read up to 400 characters, its function up to 200."""
     for name, pattern, example in _sites():
-        for text in hostile(pattern, example, 2 * FRAME).values():
+        for text in hostile(pattern, example, FRAME).values():
             started = time.thread_time()
             _WithTimeout(pattern).search(text)
             assert time.thread_time() - started < 0.05, name
@@ -125,7 +133,7 @@ def test_a_search_that_takes_too_long_is_given_up():
      "CUDA out of memory. ", "non-default args: {", "vllm serve --", "\u2588"],
 )  # fmt: skip
 def test_the_whole_way_is_quick_on_hostile_lines(unit):
-    text = "\n".join(fill(unit) for _ in range(4)) + "\n"
+    text = "\n".join(["x", *(fill(unit) for _ in range(4))]) + "\n"
     started = time.thread_time()
     diagnose(text)
     assert time.thread_time() - started < 8

@@ -40,6 +40,8 @@ from diag.apps.explain import (
     parse_attempt,
 )
 from diag.apps.explain import explain as run_explain
+from diag.apps.plan import PlanFormat, PlanRequest
+from diag.apps.plan import run as run_plan
 from diag.errors import OomdocError, RuleFileError, UsageError
 
 # "\b" keeps the line breaks of a paragraph in the help.
@@ -67,6 +69,16 @@ Exit codes
   1    a failure was found, with --exit-code only
   2    a file could not be read, or the options are wrong
   130  interrupted
+"""
+
+_PLAN_EPILOG = """\b
+Examples
+  oomdoc plan Qwen/Qwen3-32B --gpu 2xA100-80GB --vllm 0.33 --max-model-len 32768
+  oomdoc plan ./my-model --gpu L4 --max-model-len auto --kv-cache-dtype fp8
+  oomdoc plan Qwen/Qwen2.5-7B-Instruct --gpu 24GB --instances 2
+
+\b
+All other options are vLLM's own and mean what they mean there.
 """
 
 app = typer.Typer(
@@ -170,6 +182,88 @@ def _format(chosen: OutputFormat | None, as_json: bool) -> OutputFormat:
     if as_json and chosen not in (None, OutputFormat.JSON):
         raise UsageError("--json and --format contradict each other", hint="give one of them")
     return OutputFormat.JSON if as_json else chosen or OutputFormat.TEXT
+
+
+@app.command(
+    epilog=_PLAN_EPILOG,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def plan(
+    ctx: typer.Context,
+    *,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help='Folder, config.json, name, or a "vllm serve ..." line.'
+        ),
+    ],
+    gpu: Annotated[
+        str, typer.Option(metavar="[Nx]NAME|SIZE", help="The cards: 2xA100-80GB, L4, 24GB.")
+    ],
+    vllm: Annotated[
+        Text, typer.Option(metavar="X.Y", help="The release; the newest known if not given.")
+    ] = None,
+    output_format: Annotated[
+        PlanFormat, typer.Option("--format", help="How to write the plan.")
+    ] = PlanFormat.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
+    output: Annotated[
+        Text, typer.Option("-o", "--output", metavar="FILE", help="Write here, all or nothing.")
+    ] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="A table over lengths, TP sizes and KV dtypes.")
+    ] = False,
+    instances: Annotated[int, typer.Option(help="How many such servers share one card.")] = 1,
+    limit_gib: Annotated[
+        float | None, typer.Option(metavar="GIB", help="A limit for this server, not a share.")
+    ] = None,
+    used_gib: Annotated[
+        float, typer.Option(metavar="GIB", help="What other processes hold on each card.")
+    ] = 0.0,
+    hub: Annotated[
+        bool, typer.Option("--hub", help="Ask huggingface.co for a model that is not known.")
+    ] = False,
+    color: Annotated[
+        ColorChoice, typer.Option(help="NO_COLOR and FORCE_COLOR are obeyed.")
+    ] = ColorChoice.AUTO,
+) -> int:
+    """Compute beforehand what vLLM will do with a card: every memory term, the KV pool, whether it starts."""
+    target = None if output not in (None, "-") else sys.stdout
+    request = PlanRequest(
+        model=model,
+        gpu=gpu,
+        arguments=tuple(ctx.args),
+        vllm_version=vllm,
+        instances=instances,
+        limit_gib=limit_gib,
+        used_gib=used_gib,
+        sweep=sweep,
+        hub=hub,
+        format=PlanFormat.JSON if as_json else output_format,
+        color=wants_color(color, target),
+        unicode=shows_unicode(target),
+        width=text_width(target),
+    )
+    return run_plan(request, open_sink(output))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})  # `--swap-space` is a NAME here
+def flags(
+    name: Annotated[
+        Text, typer.Argument(metavar="[NAME]", show_default=False, help="A flag or a variable.")
+    ] = None,
+    vllm: Annotated[
+        Text, typer.Option("--vllm", "--vllm-version", metavar="X.Y", help="One release.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> int:
+    """Say since when vLLM has a flag or variable, its defaults, and what replaced it.
+
+    Without NAME: what changed its default or its name; with --vllm only what changed since that release.
+    """
+    from diag.apps import flags as flag_pages
+
+    return _print(flag_pages.answer(name, vllm, as_json=as_json))
 
 
 @app.command()

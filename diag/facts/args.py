@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from diag.facts.model import Event, Fact, Value
 from diag.log.model import LogLine
 from diag.terms import Origin
-from diag.units import GIB
+from diag.units import GIB, parse_number
 
 MAX_ARGS = 200_000  # characters of one argument line that are read
 
@@ -135,7 +135,7 @@ def _typed(key: str, value: str) -> tuple[str, Value, str] | None:
         )
         return (f"config.{key}", number, _INTEGER[key]) if number >= 0 else None
     if key == "gpu_memory_utilization":
-        return "config.gpu_memory_utilization", float(value), "ratio"
+        return "config.gpu_memory_utilization", parse_number(value), "ratio"
     if key in _BOOLEAN:
         known = {"true": True, "false": False, "1": True, "0": False}.get(value.lower())
         return None if known is None else (f"config.{key}", known, "bool")

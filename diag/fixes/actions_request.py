@@ -5,10 +5,10 @@ Each takes a Case and gives a Fix whose sum is computed from the log, or None wh
 
 from __future__ import annotations
 
-from diag.facts.model import Value
 from diag.fixes.case import Case
+from diag.fixes.known_shape import cache_is_split, divides, next_group
 from diag.fixes.model import Change, Fix
-from diag.fixes.sums import PRINTED, fitting_length, is_symptom, size
+from diag.fixes.sums import PRINTED, fitting_length, is_symptom, outlook, size
 from diag.fixes.window import (
     one_request,
     pool_bytes,
@@ -29,7 +29,7 @@ def shorten_context(case: Case) -> Fix | None:
         return None
     tokens, exact, source = fitting
     share = 1 - tokens / asked.value
-    pool = case.numbers.available or case.numbers.budget
+    request = one_request(case.numbers)
     return case.fix(
         "shorten_context",
         f"Limit the context to {format_count(tokens)} tokens",
@@ -42,7 +42,7 @@ def shorten_context(case: Case) -> Fix | None:
         when_not="a new length compiles anew and can profile larger once: if it fails again, start once more unchanged",
         predicted={
             "max_model_len": tokens,
-            **({"kv_pool_bytes": round(pool.value)} if pool else {}),
+            **outlook(case, request=request * tokens / asked.value if request else None, length=tokens),
         },
         used=("needed", "available", "estimated_len", "capacity_tokens", "asked_len"),
     )
@@ -76,9 +76,6 @@ def fp8_kv(case: Case) -> Fix | None:
     else:
         fits, proof = _fp8_by_tokens(case)
     spelled = "fp8" if in_range(case.situation.version, ">=0.4.3") is not False else "fp8_e5m2"
-    outlook: dict[str, Value] = {}
-    if request and pool:
-        outlook["concurrency"] = round(2 * pool / request, 2)
     return case.fix(
         "fp8_kv",
         "Keep the KV cache in 8 bits",
@@ -89,7 +86,7 @@ def fp8_kv(case: Case) -> Fix | None:
         safety=Safety.CHANGES_RESULTS,
         verify='look for about twice the tokens in "GPU KV cache size"',
         when_not="the checkpoint already brings 8-bit KV scales, or the attention back end has no 8-bit kernels",
-        predicted=outlook,
+        predicted=outlook(case, request=request / 2 if request else None),
         used=("needed", "available", "budget", "capacity_tokens", "asked_len"),
     )
 

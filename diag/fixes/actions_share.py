@@ -9,7 +9,7 @@ import math
 
 from diag.fixes.case import Case
 from diag.fixes.model import Change, Fix
-from diag.fixes.sums import PRINTED, pool_line, pool_outlook, size, tokens_of
+from diag.fixes.sums import PRINTED, outlook, pool_line, size, spare_after, tokens_of
 from diag.fixes.window import (
     margin,
     missing,
@@ -49,8 +49,7 @@ def raise_gmu(case: Case) -> Fix | None:
     gain = (share - advice.current) * numbers.total.value
     fits, proof, pool = _raised(case, gain)
     headroom = (1 - share) * numbers.total.value
-    outlook = pool_outlook(case, pool) if pool else {}
-    outlook["headroom_bytes"] = round(headroom)
+    predicted = outlook(case, pool=pool, share=share)
     return case.fix(
         "raise_gmu",
         f"Raise the share to {share:g}",
@@ -58,9 +57,9 @@ def raise_gmu(case: Case) -> Fix | None:
         fits=fits,
         proof=proof + _window_note(case) + case.share_note(),
         cost=f"headroom falls from {size((1 - advice.current) * numbers.total.value)} to {size(headroom)}",
-        verify=pool_line(case, pool, tokens_of(outlook)) if pool else "",
+        verify=pool_line(case, pool, tokens_of(predicted)) if pool else "",
         when_not=warn,
-        predicted=outlook,
+        predicted=predicted,
         used=("gmu", "total", "free_at_start", "budget", "needed", "available", "capacity_tokens"),
     )
 
@@ -136,8 +135,8 @@ def lower_gmu(case: Case) -> Fix | None:
         return _lower_by_some(case)
     given = (advice.current - advice.suggested) * total.value
     pool = pool_bytes(numbers)
-    outlook = pool_outlook(case, pool - given) if pool is not None else {}
-    outlook["headroom_bytes"] = round((1 - advice.suggested) * total.value)
+    after = None if pool is None else pool - given
+    predicted = outlook(case, pool=after, share=advice.suggested) | spare_after(case, given=given)
     if lack is None or numbers.tried is None or numbers.free is None:
         fits, proof = (
             None,
@@ -152,6 +151,10 @@ def lower_gmu(case: Case) -> Fix | None:
                 None,
                 proof + "; how many more pieces of the pool follow is not in the log",
             )
+    request = one_request(numbers)
+    if fits and after is not None and request is not None and after < request:
+        fits = None  # this failure goes, the next one comes
+        proof += f", which then holds {size(after)}: less than the {size(request)} of one request"
     return case.fix(
         "lower_gmu",
         f"Lower the share to {advice.suggested:g}",
@@ -161,9 +164,9 @@ def lower_gmu(case: Case) -> Fix | None:
         cost=f"the KV pool shrinks by {size(given)}",
         safety=Safety.TRADEOFF,
         verify="the failed step passes"
-        + (f"; {pool_line(case, pool - given, tokens_of(outlook))}" if pool else ""),
+        + (f"; {pool_line(case, after, tokens_of(predicted))}" if after and after > 0 else ""),
         when_not="the start then stops with a KV error: shorten the context instead",
-        predicted=outlook,
+        predicted=predicted,
         used=("gmu", "total", "tried", "free", "budget", "pool_tokens", "concurrency"),
     )
 
@@ -215,7 +218,10 @@ def _lower_to_free(case: Case) -> Fix | None:
         safety=Safety.TRADEOFF,
         verify="the start gets past the free-memory check",
         when_not="weights and the profile run need more than that: the next error is then about the KV cache",
-        predicted={"requested_bytes": round(wanted)},
+        predicted={
+            "requested_bytes": round(wanted),
+            "headroom_bytes": round((1 - advice.suggested) * numbers.total.value),
+        },
         used=("gmu", "total", "free_at_start"),
     )
 
@@ -264,7 +270,7 @@ def set_pool_bytes(case: Case) -> Fix | None:
         safety=Safety.SAFE if to > now else Safety.TRADEOFF,
         verify=pool_line(case, to, None),
         when_not="the card is not yours alone: nothing checks that a pinned pool fits",
-        predicted=pool_outlook(case, to),
+        predicted=outlook(case, pool=to) | spare_after(case, given=now - to),
         used=("needed", "available", "tried", "free"),
     )
 
@@ -315,7 +321,7 @@ def cpu_pool(case: Case) -> Fix | None:
         cost=f"{to} GiB of host memory per rank",
         verify='look for "GPU KV cache size" in the next log',
         when_not="the host, or the container's limit, has no such memory to spare",
-        predicted=pool_outlook(case, to * GIB) if request else None,
+        predicted=outlook(case, pool=to * GIB),
         used=("needed", "available", "free_at_start"),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from diag.facts.args import asked_args
@@ -52,6 +52,15 @@ _SECRET = re.compile(r"api_key|token$|password|secret", re.IGNORECASE)
 _FRONT = ("sudo", "env", "exec", "nohup", "time", "numactl")
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A flag of vLLM's, or a variable set in front of it, as the user wrote it. `value` None: nothing follows."""
+
+    name: str
+    value: str | None
+    variable: bool = False
+
+
 @dataclass(slots=True)
 class _Parts:
     """Where in the words what begins: `start` of the command, docker options, vLLM's own arguments, end."""
@@ -87,6 +96,47 @@ def changed_command(command: str, changes: Iterable[Change]) -> str | None:
     except ValueError:  # a quote is open: the line was pasted incompletely
         return None
     return changed
+
+
+def given(command: str) -> tuple[Given, ...]:
+    """vLLM's own flags and the variables of a command, in order; nothing for other programs and their options.
+
+    >>> [(item.name, item.value) for item in given("VLLM_USE_V1=0 vllm serve m --swap-space=8 -tp 2 | tee x")]
+    [('VLLM_USE_V1', '0'), ('--swap-space', '8'), ('-tp', '2')]
+    """
+    if len(command) > MAX_COMMAND:
+        return ()
+    words = _WORD.findall(_CONTINUATION.sub(" ", command.strip()))
+    parts = _parts(words)
+    return () if parts is None else (*_given_variables(parts), *_given_flags(parts))
+
+
+def _given_variables(parts: _Parts) -> Iterator[Given]:
+    front = parts.words[parts.start : parts.args if parts.docker is None else parts.docker]
+    if parts.docker is not None:
+        options = parts.words[parts.docker : parts.image]
+        front = [
+            word.split("=", 1)[1] if word.startswith(("--env=", "-e=")) else word
+            for before, word in zip(["", *options], options, strict=False)
+            if before in ("-e", "--env") or word.startswith(("--env=", "-e="))
+        ]
+    for word in front:
+        plain = word.strip("'\"")
+        if _ASSIGNMENT.match(plain):
+            name, value = plain.split("=", 1)
+            yield Given(name, value.strip("'\""), variable=True)
+
+
+def _given_flags(parts: _Parts) -> Iterator[Given]:
+    words = parts.words
+    for index in range(parts.args, parts.end):
+        if not _is_flag(words[index]):
+            continue
+        name, sign, value = words[index].partition("=")
+        following = words[index + 1] if index + 1 < parts.end else None
+        if not sign and following is not None and not _is_flag(following):
+            sign, value = "=", following
+        yield Given(name, value.strip("'\"") if sign else None)
 
 
 def command_from_facts(facts: Facts) -> str | None:

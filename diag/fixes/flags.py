@@ -1,4 +1,4 @@
-"""Which flags a vLLM release knows, and how a setting is spelled there; the table is `corpus/flags/core.yaml`.
+"""Which flags a vLLM release knows, and how a setting is spelled there, for the fixes; see `flag_history` for more.
 
 An unknown release gives None ("can't say") from `flag_exists` and the newest spelling from `spelled`.
 """
@@ -12,41 +12,38 @@ from typing import Any
 from packaging.version import Version
 
 from diag.errors import Location, RuleFileError
+from diag.fixes.flag_history import history, names
 from diag.release import in_range
 from diag.resources import read_data
 
-_TAKES = ("value", "switch", "list", "json")
-
 
 @lru_cache(maxsize=1)
-def _table() -> Mapping[str, Any]:
+def _settings() -> Mapping[str, Any]:
+    """Flags by the purpose they serve, newest first. Raises RuleFileError for a flag of no release."""
     path = "corpus/flags/core.yaml"
-    table = read_data(path)
+    settings: Mapping[str, Any] = read_data(path)["settings"]
     problems = [
-        f"{Location(path)}: {flag}: takes must be one of {', '.join(_TAKES)}"
-        for flag, row in table["flags"].items()
-        if row.get("takes") not in _TAKES
-    ]
-    problems += [
         f"{Location(path)}: settings.{name}: unknown flag {flag}"
-        for name, names in table["settings"].items()
-        for flag in names
-        if flag not in table["flags"]
+        for name, flags in settings.items()
+        for flag in flags
+        if history(flag) is None
     ]
     if problems:
         raise RuleFileError(problems)
-    return dict(table)
+    return settings
 
 
 def known_flags() -> tuple[str, ...]:
-    """Every flag of the table."""
-    return tuple(_table()["flags"])
+    """Every flag of any release, second spellings included."""
+    return names("flag")
 
 
 def takes(flag: str) -> str:
-    """What follows a flag: "value", "switch", "list" or "json"; "value" for a flag not in the table."""
-    row = _table()["flags"].get(flag)
-    return str(row["takes"]) if row else "value"
+    """What follows a flag in the newest release that has it: "value", "switch", "list" or "json"; "value" for a flag
+    of no release.
+    """
+    found = history(flag)
+    return list(found.takes.values())[-1] if found else "value"
 
 
 def flag_exists(flag: str, version: Version | None) -> bool | None:
@@ -56,11 +53,8 @@ def flag_exists(flag: str, version: Version | None) -> bool | None:
     >>> flag_exists("--swap-space", Version("0.17.1")), flag_exists("--swap-space", Version("0.20.0"))
     (True, False)
     """
-    row = _table()["flags"].get(flag) or _table()["environment"].get(flag)
-    if row is None:
-        return None
-    releases = row.get("releases")
-    return True if releases is None else in_range(version, str(releases))
+    found = history(flag)
+    return found.exists(version) if found else None
 
 
 def spelled(setting: str, version: Version | None) -> str | None:
@@ -70,7 +64,7 @@ def spelled(setting: str, version: Version | None) -> str | None:
     >>> spelled("largest_graph", Version("0.10.0")), spelled("largest_graph", Version("0.8.5"))
     ('--cuda-graph-sizes', None)
     """
-    for flag in _table()["settings"].get(setting, [setting]):
+    for flag in _settings().get(setting, [setting]):
         if flag_exists(flag, version) is not False:
             return str(flag)
     return None

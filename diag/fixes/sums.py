@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from diag.facts.model import Value
 from diag.fixes.case import Case
-from diag.fixes.window import (
-    one_request,
-)
-from diag.release import in_range
+from diag.fixes.known_shape import grows_linearly
+from diag.fixes.window import one_request, pool_bytes
 from diag.units import GIB, format_count, format_size
 
 BLOCK = 16  # tokens; vLLM's usual block, and a divisor of the larger ones
@@ -32,15 +30,48 @@ def pool_line(case: Case, pool: float, tokens: float | None) -> str:
     )
 
 
-def pool_outlook(case: Case, pool: float) -> dict[str, Value]:
-    """Tokens and full-length requests of a pool of `pool` bytes, where one request's bytes are known."""
-    request, asked = one_request(case.numbers), case.numbers.asked_len
-    outlook: dict[str, Value] = {"kv_pool_bytes": round(pool)}
-    if request:
-        outlook["concurrency"] = round(pool / request, 2)
-        if asked:
-            outlook["kv_tokens"] = int(pool / request * asked.value)
-    return outlook
+def outlook(
+    case: Case,
+    *,
+    pool: float | None = None,
+    request: float | None = None,
+    length: float | None = None,
+    share: float | None = None,
+) -> dict[str, Value]:
+    """What the next start should show; a number the log does not allow is left out.
+
+    Args: bytes of the pool and of one request, tokens of that request, share of the card - each after the change, and
+        as it is now where it does not change.
+    Returns: `kv_pool_bytes`, `concurrency` (requests of full length at once), `kv_tokens`, `headroom_bytes` (of the
+        card, outside the share).
+    """
+    numbers = case.numbers
+    pool = pool_bytes(numbers) if pool is None else pool
+    request = one_request(numbers) if request is None else request
+    if length is None and numbers.asked_len is not None:
+        length = numbers.asked_len.value
+    if share is None and numbers.gmu is not None and case.situation.pinned_by is None:
+        share = numbers.gmu.value
+    found: dict[str, Value] = {}
+    if pool is not None:
+        found["kv_pool_bytes"] = round(pool)
+    if pool is not None and request:
+        found["concurrency"] = round(pool / request, 2)
+        if length:
+            found["kv_tokens"] = int(pool / request * length)
+    if share is not None and numbers.total is not None and not case.situation.on_cpu:
+        found["headroom_bytes"] = round((1 - share) * numbers.total.value)
+    return found
+
+
+def spare_after(case: Case, *, given: float = 0.0, tried: float | None = None) -> dict[str, Value]:
+    """`spare_bytes`: what stays free once the failed request has its place; empty when unknown or not enough."""
+    numbers = case.numbers
+    if numbers.tried is None or numbers.free is None:
+        return {}
+    asked = numbers.tried.value if tried is None else tried
+    spare = round(numbers.free.value + given - asked)
+    return {"spare_bytes": spare} if spare >= 0 else {}
 
 
 def tokens_of(outlook: dict[str, Value]) -> float | None:
@@ -79,8 +110,7 @@ def fitting_length(case: Case) -> tuple[int, bool, str] | None:
         return None
     share = (available.value - PRINTED) / (needed.value + PRINTED)
     tokens = _whole_blocks(asked.value * share)
-    # Before the hybrid manager every layer's cache grew with the length, so the share is exact there.
-    linear = in_range(case.situation.version, "<0.9.1") is True
+    linear = grows_linearly(case)
     source = (
         f"{size(available.value)} of {size(needed.value)} is room for {format_count(tokens)} of "
         f"{format_count(asked.value)} tokens"

@@ -39,7 +39,7 @@ SIGNATURES = 4_096  # different hits told apart
 
 # A block with more hits than DENSE is sampled: after each hit the search goes on STRIDE bytes
 # later; the lines jumped over are kept.
-DENSE, STRIDE = 300, 2 * KIB
+DENSE, STRIDE = 100, 4 * KIB
 
 _RE2_MEMORY = 96 << 20  # below 64 MiB the catalogue's automaton is rebuilt all the time
 _DIGITS = b"0123456789"
@@ -67,9 +67,13 @@ class Anchors:
         """Anchors from RE2 pattern strings."""
         return cls(patterns, plain)
 
-    def wants_context(self, line: bytes) -> bool:
-        """Whether the lines around this one matter: a pattern that is not plain finds it."""
-        return self._telling is None or self._telling.search(line) is not None
+    def search_telling(self, data: bytes, hit: Span, end: int) -> Span | None:
+        """The first match that is not plain, from the line of a hit to `end`."""
+        if self._telling is None:
+            return hit
+        start = data.rfind(b"\n", 0, hit[0]) + 1
+        span = self._telling.search(data[start:end])
+        return (start + span[0], start + span[1]) if span else None
 
     def search(self, data: bytes, pos: int = 0) -> Span | None:
         """Start and end of the first match at or after `pos`; a match never spans a newline."""
@@ -444,21 +448,17 @@ class Regions:
         regions: list[_Region] = []
         if self._until >= first:
             regions.append(_Region(first, (first, 0), self._until, (first, 0)))
-        line, offset, hits = (
-            first,
-            0,
-            0,
-        )  # `line` begins at `offset`; newlines before it are counted
+        hits = 0
+        line, offset = first, 0  # `line` begins at `offset`; newlines before it are counted
         while offset < len(data) and (span := self._search(data, offset)):
             hits += 1
             begin = data.rfind(b"\n", offset, span[0]) + 1 or offset
             line += data.count(b"\n", offset, begin)
-            end = data.find(b"\n", span[0]) + 1
-            before, after = self._context(data, span, data[begin:end])
-            low = max(line - before, self._done + 1)
-            low_point = (line, begin)
             jump = min(span[0] + (STRIDE if hits > DENSE else 0), len(data) - 1)
             offset = data.find(b"\n", jump) + 1
+            before, after = self._context(data, span, offset)
+            low = max(line - before, self._done + 1)
+            low_point = (line, begin)
             line += data.count(b"\n", begin, offset)
             high = line - 1 + after
             if regions and low <= regions[-1].high + 1:
@@ -471,9 +471,13 @@ class Regions:
     def _search(self, data: bytes, pos: int) -> Span | None:
         return self._anchors.search(data, pos) if self._anchors is not None else None
 
-    def _context(self, data: bytes, span: Span, line: bytes) -> Span:
-        """Lines before and after a hit: none around a plain one, fewer around what was seen often."""
-        if self._anchors is not None and not self._anchors.wants_context(line):
+    def _context(self, data: bytes, hit: Span, end: int) -> Span:
+        """Lines before and after a hit: none around a plain one, fewer around what was seen often.
+
+        `end` is where the search goes on: a sampled block may hold more than one line up to there.
+        """
+        span = self._anchors.search_telling(data, hit, end) if self._anchors is not None else hit
+        if span is None:
             return 0, 0
         key = data[span[0] : min(span[1], span[0] + 64)].translate(None, _DIGITS)[:40]
         times = self._seen.get(key, 0) + 1

@@ -138,7 +138,7 @@ def _plain(name: str) -> str:
 
 
 def from_table(name: str) -> ModelShape | None:
-    """The shape of a known model, or of a quantised fork of one; None when the name is not known.
+    """The shape of a known model, or of a fork of one that keeps its name; None when the name is not known.
 
     >>> from_table("qwen3-32b").kv_heads, from_table("someone/Qwen3-32B-AWQ").quantization.method
     (8, 'awq')
@@ -146,40 +146,58 @@ def from_table(name: str) -> ModelShape | None:
     exact = _row(name)
     if exact is not None:
         return exact.shape()
-    base, found = of_name(name.rstrip("/"))
+    base, found = of_name(_last_part(name))
     row = _row(base)
-    if row is None and "/" in base:
-        row = _row(_unprefixed(base.rsplit("/", 1)[-1]))
+    note: tuple[str, ...] = ()
+    if row is None:
+        row = _fork_of(_plain(base))
+        note = (
+            () if row is None else (f"The shape is that of {row.name}, which the name contains.",)
+        )
     if row is None:
         return None
     shape = row.shape()
-    quantization = found or shape.quantization
-    return replace(shape, name=name, quantization=quantization)
+    return replace(shape, name=name, quantization=found or shape.quantization, notes=note)
 
 
 def _row(name: str) -> KnownModel | None:
-    wanted = _plain(name)
-    last = wanted.rstrip("/").rsplit("/", 1)[-1]
-    tries = [wanted, last, *_cached_name(name)]
-    for text in tries:
-        for row in known_models():
-            if text in row.names:
-                return row
+    """The row that answers to a name as it is written, or to its last part."""
+    for text in (_plain(name), _plain(_last_part(name))):
+        found = _by_name().get(text)
+        if found is not None:
+            return found
     return None
 
 
-def _cached_name(name: str) -> list[str]:
-    """The model of a hub cache folder or a "vendor--name" folder."""
-    match = re.search(r"models--([^/]+?)--([^/]+)(?:/|$)", name)
-    if match:
-        return [_plain(match.group(2))]
-    last = name.rstrip("/").rsplit("/", 1)[-1]
-    return [_plain(last.split("--", 1)[1])] if "--" in last else []
+@lru_cache(maxsize=1)
+def _by_name() -> Mapping[str, KnownModel]:
+    return {name: row for row in known_models() for name in row.names}
 
 
-def _unprefixed(name: str) -> str:
-    """A fork's name without the maker's prefix: "meta-llama_Llama-3.1-8B" or "Huihui-gpt-oss-20b"."""
-    return name.split("_", 1)[1] if "_" in name else name
+def _last_part(name: str) -> str:
+    """The model's own name in a hub id, a path, or a folder of the hub's cache.
+
+    >>> _last_part("/hub/models--Qwen--Qwen3-8B/snapshots/abc"), _last_part("/data/Qwen--Qwen3-8B/")
+    ('Qwen3-8B', 'Qwen3-8B')
+    """
+    cached = re.search(r"models--[^/]+?--([^/]+)(?:/|$)", name)
+    last = cached.group(1) if cached else name.rstrip("/").rsplit("/", 1)[-1]
+    return last.split("--", 1)[1] if "--" in last else last
+
+
+def _fork_of(name: str) -> KnownModel | None:
+    """The known model whose name stands whole in a longer one, unless what is left names another size."""
+    best = ""
+    for known in _by_name():
+        if len(known) > len(best) and re.search(rf"(?:^|[-.]){re.escape(known)}(?:[-.]|$)", name):
+            best = known
+    if len(best) < _LEAST_NAME or _SIZE.search(name.replace(best, " ")):
+        return None
+    return _by_name()[best]
+
+
+_LEAST_NAME = 7  # characters of a name that may be looked for inside another
+_SIZE = re.compile(r"(?<![a-z0-9.])\d+(?:\.\d+)?[bm](?![a-z0-9])|distill|draft|eagle|lora|adapter")
 
 
 def find_shape(name: str, *, hub: bool = False) -> ModelShape:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+BY_NAME_PCT = 3.0  # a name does not say which modules stay in 16 bit
 _MAX_PATTERN = 300  # characters of one ignore pattern; configs come from anywhere
 
 
@@ -119,18 +120,7 @@ def of_config(config: Mapping[str, Any]) -> Quantization | None:
             _int(body.get("group_size"), 128),
         )
         found = named(method, bits=bits, group=group)
-    return None if found is None else _with(found, ignored)
-
-
-def _with(found: Quantization, ignored: tuple[str, ...]) -> Quantization:
-    return Quantization(
-        method=found.method,
-        weight_bytes=found.weight_bytes,
-        ignored=ignored,
-        only=found.only,
-        online=found.online,
-        error_pct=found.error_pct,
-    )
+    return None if found is None else replace(found, ignored=ignored)
 
 
 def _ignored(body: Mapping[str, Any]) -> tuple[str, ...]:
@@ -196,5 +186,6 @@ def of_name(name: str) -> tuple[str, Quantization | None]:
         if match is None or match.start() == 0:
             continue
         base = text[: match.start()] + text[match.end() :]
-        return base.rstrip("-_."), named(method, bits=bits)
+        found = named(method, bits=bits)
+        return base.rstrip("-_."), None if found is None else replace(found, error_pct=BY_NAME_PCT)
     return text, None

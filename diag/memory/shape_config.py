@@ -439,11 +439,15 @@ class _Plan:
         return heads * size, read.find("mamba_n_groups", "n_groups") or 1, state
 
     def _mlp(self) -> list[Block]:
-        read, found = self.read, []
+        read = self.read
+        found: list[Block] = []
         dense = self._dense_layers()
         if dense and self.inter:
             size = self.matrices * self.hidden * self.inter
-            found.append(_block("mlp", "model.layers.{i}.mlp.down_proj", size, Split.RANKS, dense))
+            component = "experts" if read.kind == "jamba" else "mlp"  # vLLM runs them as one expert
+            found.append(
+                _block(component, "model.layers.{i}.mlp.down_proj", size, Split.RANKS, dense)
+            )
         if not self.moe_layers:
             shared = read.find("shared_intermediate_size")
             if shared and not self.inter:

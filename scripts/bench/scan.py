@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Stands in while the catalogue is not built.
+# A fixed set (--builtin), so that figures of different catalogues can be compared.
 ANCHORS = (
     r"out of memory",
     r"OutOfMemoryError",
@@ -153,14 +153,14 @@ def generate(path: Path, size: int, rate: float, crashes: int = 10) -> list[int]
     return planted
 
 
-def anchors() -> tuple[str, ...]:
-    """The catalogue's scan patterns, or the list above."""
-    with contextlib.suppress(ImportError, OSError, KeyError):
-        from diag.facts.catalogue import catalogue, scan_patterns
+def anchors(*, builtin: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The catalogue's telling and plain scan patterns, or the list above."""
+    if not builtin:
+        with contextlib.suppress(ImportError):
+            from diag.facts.catalogue import plain_scan_patterns, scan_patterns
 
-        if len(catalogue().rows) > 60:
-            return scan_patterns()
-    return ANCHORS
+            return scan_patterns(), plain_scan_patterns()
+    return ANCHORS, ()
 
 
 _TOKEN = re.compile(
@@ -205,14 +205,14 @@ def grep_patterns(patterns: tuple[str, ...], path: Path) -> int:
     return len(fit)
 
 
-def read_child(source: str) -> None:
+def read_child(source: str, *, builtin: bool) -> None:
     """In a process of its own: read, then print time, peak memory and the numbers of kept lines."""
     sys.path.insert(0, str(ROOT))
     from diag.log.source import Anchors, read_source
 
-    patterns = anchors()
+    patterns = anchors(builtin=builtin)
     start, cpu = time.perf_counter(), time.process_time()
-    text = read_source(source, anchors=Anchors.compile(patterns))
+    text = read_source(source, anchors=Anchors.compile(*patterns))
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     ooms = [line.number for line in text.lines if "torch.OutOfMemoryError" in line.text]
@@ -221,9 +221,10 @@ def read_child(source: str) -> None:
     print(json.dumps(report))
 
 
-def measure_read(log: Path, *, pipe: bool) -> dict[str, object]:
+def measure_read(log: Path, *, pipe: bool, builtin: bool) -> dict[str, object]:
     """One run of `read_child`, by path or from a pipe."""
     command = [sys.executable, __file__, "--child", "-" if pipe else str(log)]
+    command += ["--builtin"] if builtin else []
     if not pipe:
         done = subprocess.run(command, capture_output=True, check=True)
         return dict(json.loads(done.stdout))
@@ -251,10 +252,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="runs of each; the best counts")
     parser.add_argument("--rate", type=float, default=0.001, help="share of quiet lines with hits")
     parser.add_argument("--log", type=Path, help="measure this log instead of a generated one")
+    parser.add_argument("--builtin", action="store_true", help="use the script's own 60 anchors")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        read_child(options.child)
+        read_child(options.child, builtin=options.builtin)
         return
     if shutil.which("grep") is None:
         sys.exit("grep is not installed")
@@ -264,15 +266,16 @@ def main() -> None:
         if log is None:
             log = Path(folder) / "big.log"
             planted = generate(log, options.mb * 1_000_000, options.rate)
-        patterns = anchors()
+        telling, plain = anchors(builtin=options.builtin)
+        patterns = (*telling, *plain)
         taken = grep_patterns(patterns, Path(folder) / "anchors")
         size = log.stat().st_size / 1e6
         print(f"{size:,.0f} MB, {len(patterns)} anchors ({taken} of them given to grep)")
         runs: dict[str, list[dict[str, object]]] = {"grep": [], "file": [], "pipe": []}
         for _ in range(options.rounds):
             runs["grep"].append(dict(measure_grep(log, Path(folder) / "anchors")))
-            runs["file"].append(measure_read(log, pipe=False))
-            runs["pipe"].append(measure_read(log, pipe=True))
+            runs["file"].append(measure_read(log, pipe=False, builtin=options.builtin))
+            runs["pipe"].append(measure_read(log, pipe=True, builtin=options.builtin))
     best = {
         name: min(found, key=lambda run: float(str(run["wall"]))) for name, found in runs.items()
     }

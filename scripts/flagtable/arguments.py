@@ -175,9 +175,9 @@ class _Reader:
         looped = [arg for arg in call.args if isinstance(arg, ast.JoinedStr)]
         if looped:
             for held in list(scope.names.values()):
-                for name, keywords in held.items():
-                    if isinstance(keywords, dict):
-                        self._keep([f"--{name.replace('_', '-')}"], keywords)
+                for name, made in held.items():
+                    if isinstance(made, dict):
+                        self._keep([f"--{name}"], made)
             return
         names = [self.sources.value(arg, scope.module) for arg in call.args]
         names = [name for name in names if isinstance(name, str) and name.startswith("-")]
@@ -249,14 +249,13 @@ class _Reader:
         default = known.get("default")
         if default is None and known.get("action") in _SWITCHES:
             default = known["action"] == "store_false"
-        literal = isinstance(choices, (list, tuple)) and 0 < len(choices) <= MAX_CHOICES
         self.flags[long[0]] = Flag(
             name=long[0],
             aliases=tuple(name for name in names if name != long[0]),
             takes=takes,
             negated=negated,
             type=kind,
-            choices=tuple(str(item) for item in choices) if literal else None,
+            choices=_in_order(choices),
             default=as_text(default),
             deprecated=known.get("deprecated") is True
             or bool(_DEPRECATED.search(str(known.get("help") or ""))),
@@ -274,6 +273,13 @@ class _Reader:
         return self.sources.value(node, module)
 
 
+def _in_order(choices: Any) -> tuple[str, ...] | None:
+    """Each choice once, numbers by size: releases list the same ones in different orders. None without a literal list."""
+    if not isinstance(choices, (list, tuple)) or not 0 < len(choices) <= MAX_CHOICES:
+        return None
+    return tuple(str(item) for item in sorted(set(choices), key=lambda c: (type(c).__name__, c)))
+
+
 def _with_item(loop: ast.For, item: ast.expr) -> list[ast.stmt]:
     """The body of `for arg, type in [("--x", str), ...]` with the loop's names replaced by one item."""
     if isinstance(loop.target, ast.Tuple) and isinstance(item, ast.Tuple):
@@ -282,7 +288,7 @@ def _with_item(loop: ast.For, item: ast.expr) -> list[ast.stmt]:
         known = {ast.unparse(loop.target): item}
 
     class _Replace(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802 - ast's own naming
+        def visit_Name(self, node: ast.Name) -> ast.expr:
             return known.get(node.id, node)
 
     return [_Replace().visit(copy.deepcopy(statement)) for statement in loop.body]

@@ -87,9 +87,7 @@ def variable_rows(read: Mapping[str, Mapping[str, str | None]]) -> dict[str, dic
     rows: dict[str, dict[str, Any]] = {}
     for name in sorted({name for variables in read.values() for name in variables}):
         having = {release: read[release][name] for release in releases if name in read[release]}
-        rows[name] = _lean(
-            {"runs": runs(releases, having), "default": changes(releases, having)}
-        )
+        rows[name] = _lean({"runs": runs(releases, having), "default": changes(releases, having)})
     return rows
 
 

@@ -164,14 +164,14 @@ def test_a_printed_size_outranks_the_given_one():
     assert found.ledger.ranks[0].total_bytes == round(23.52 * GIB)
 
 
-@pytest.mark.parametrize("gpu", ["potato", "", "nan", "GiB"])
+@pytest.mark.parametrize("gpu", ["potato", "", "nan", "GiB", "1e400 GiB"])
 def test_a_card_that_nobody_knows(gpu):
     with pytest.raises(UsageError, match="is no GPU"):
         diagnose(core(NO_BLOCKS) + "\n", gpu=gpu)
 
 
-@pytest.mark.xfail(reason="0 divides by zero, 1e400 overflows, a negative size is taken")
-@pytest.mark.parametrize("gpu", ["0", "0 GiB", "-5 GiB", "1e400 GiB"])
+@pytest.mark.xfail(reason="0 divides by zero, a negative size is taken")
+@pytest.mark.parametrize("gpu", ["0", "0 GiB", "-5 GiB"])
 def test_a_card_of_no_size(gpu):
     with pytest.raises(UsageError, match="is no GPU"):
         diagnose(core(NO_BLOCKS) + "\n", gpu=gpu)

@@ -41,12 +41,12 @@ def test_what_is_not_printed_is_unknown_and_not_zero():
 
 
 def test_a_resolved_configuration_outranks_what_was_asked():
-    """The model's own limit was taken for max_model_len; both values are kept, the resolved one first."""
+    """What the engine settled on replaces what was asked for."""
     facts = facts_of(
         start(args="{'model': 'Qwen/Qwen3-8B', 'max_model_len': 65536, 'dtype': 'auto'}") + "\n"
     )
     assert facts.number("config.max_model_len") == 32768
-    assert [fact.value for fact in facts.all("config.max_model_len")] == [32768, 65536]
+    assert [fact.value for fact in facts.all("config.max_model_len")] == [32768]
     assert facts.text("config.dtype") == "bfloat16"
 
 

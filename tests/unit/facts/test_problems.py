@@ -284,3 +284,11 @@ def test_the_name_of_an_exception(text, name):
 )
 def test_words_that_are_no_exception(text):
     assert facts_of(core(text, "INFO", "x.py:1") + "\n").problems == ()
+
+
+def test_a_frame_is_read_within_bounds():
+    long = core(f'  File "{"d" * 400}", line 7, in {"f" * 5000}')
+    (problem,) = facts_of(long + "\n").problems
+    assert len(problem.frames[0].file) == 400
+    assert len(problem.frames[0].function) == 200
+    assert facts_of(core(f'  File "{"d" * 401}", line 7, in f', "INFO") + "\n").problems == ()

@@ -144,7 +144,8 @@ def scanned(text: bytes, chunk: int, anchors: Anchors | None) -> Regions:
 @pytest.mark.parametrize("seed", range(40))
 def test_regions_keep_what_a_line_by_line_search_would(monkeypatch, seed):
     before, after, head, tail = 5, 3, 4, 6
-    for name, value in {"BEFORE": 5, "AFTER": 3, "HEAD_LINES": 4, "TAIL_LINES": 6}.items():
+    names = ("BEFORE", "AFTER", "HEAD_LINES", "TAIL_LINES", "DENSE")
+    for name, value in zip(names, (before, after, head, tail, 1_000), strict=True):
         monkeypatch.setattr(scan, name, value)
     rng = random.Random(seed)
     total, rate = rng.randrange(1, 400), rng.choice((0, 0.01, 0.03, 0.1, 0.5))
@@ -216,3 +217,14 @@ def test_the_store_keeps_the_last_piece_however_large(monkeypatch):
         store.add(Piece(number, 1, b"a long line\n"))
     assert (store.lines, store.dropped) == (1, 2)
     assert [piece.first for piece in store.take()] == [3]
+
+
+def test_a_crash_among_many_plain_lines_keeps_its_surroundings():
+    lines = [b"INFO ordinary line of a server"] * 30_000
+    lines[10_000:14_000] = [b"INFO KV cache size: %d" % n for n in range(4_000)]
+    lines[13_999] = b"CUDA out of memory"
+    anchors = Anchors.compile(["out of memory"], [r"KV cache size: \d+"])
+    found = kept(scanned(b"\n".join(lines), 1 << 20, anchors))
+    assert set(range(14_000 - 150, 14_000 + 61)) <= set(found)
+    assert 10_000 not in found
+    assert 10_001 in found  # the first plain line, without what stands before it

@@ -1,0 +1,82 @@
+"""The goals of the README on the labelled logs beside the checkout; skipped where there are none."""
+
+from __future__ import annotations
+
+
+import pytest
+from conftest import LABELLED
+
+from diag.pipeline import diagnose
+from evaluation.cases import read_cases
+from evaluation.predict import by_oomdoc
+from evaluation.score import score
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not LABELLED.is_dir(), reason="no labelled logs beside the checkout"),
+]
+
+
+@pytest.fixture(scope="module")
+def result():
+    """Figures and misses over all cases, with what the labels know of release and command."""
+    cases = read_cases(LABELLED)
+    predict = by_oomdoc(diagnose, context=True)
+    return cases, *score(cases, [predict(case) for case in cases])
+
+
+def off(misses, wrong: str) -> str:
+    """The cases to look at."""
+    return "\n".join(
+        f"{miss.case.id}: {miss.case.label[1]} / {miss.case.gmu}, said {miss.prediction.reading[1]} / "
+        f"{miss.prediction.gmu}"
+        for miss in misses
+        if getattr(miss, wrong)
+    )
+
+
+def test_nothing_crashes(result):
+    _, found, misses = result
+    assert found.crashes == 0, [miss.prediction.error for miss in misses if miss.prediction.error]
+
+
+def test_family_of_the_undisputed_cases(result):
+    cases, _, misses = result
+    undisputed = sum(case.agreed for case in cases)
+    wrong = [miss for miss in misses if miss.wrong_family and miss.case.agreed]
+    assert 1 - len(wrong) / undisputed >= 0.95, off(wrong, "wrong_family")
+
+
+def test_macro_f1(result):
+    _, found, misses = result
+    assert found.macro_f1 >= 0.90, off(misses, "wrong_family")
+
+
+def test_subtype(result):
+    _, found, misses = result
+    assert found.subtype.rate >= 0.85, off(misses, "wrong_subtype")
+
+
+def test_direction(result):
+    _, found, misses = result
+    assert found.direction.rate >= 0.85, off(misses, "wrong_gmu")
+    assert found.wrong_direction == 0, off(misses, "wrong_gmu")
+
+
+def test_no_false_alarm_on_a_healthy_log(result):
+    _, found, misses = result
+    assert found.false_alarms == 0, off(misses, "wrong_family")
+
+
+def test_no_fact_is_wrong(result):
+    """A label may be coarser than the log; what is left of such rows is looked at by hand."""
+    _, found, misses = result
+    wrong = [
+        f"{miss.case.id}: {check.name}: label {check.expected}, printed {check.got}"
+        for miss in misses
+        for check in miss.facts
+        if check.verdict == "wrong"
+    ]
+    assert found.facts["right"] > 1000
+    assert wrong == []
