@@ -51,3 +51,11 @@ class RuleFileError(OomdocError):
 
 class UsageError(OomdocError):
     """The options contradict each other or a value is off."""
+
+
+class MissingExtraError(OomdocError):
+    """An optional package is not installed; the hint is the command that installs it."""
+
+
+class RewriteError(OomdocError):
+    """A file of the user's can't be changed safely: not understood, ambiguous, or the edit failed its check."""

@@ -69,6 +69,9 @@ def _re2() -> Any:
     return re2
 
 
+LINEAR = _re2() is not None  # a search takes time in proportion to the text
+
+
 def _options(re2: Any) -> Any:
     options = re2.Options()
     options.max_mem = 256 << 20

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
 from diag.errors import UsageError
@@ -121,7 +120,7 @@ def _judge_all(
     if choice == "first":
         wanted = set(range(min(len(attempts), MAX_JUDGED)))
     elif isinstance(choice, int) and 1 <= choice <= len(attempts):
-        wanted.add(choice - 1)
+        wanted.update({max(0, choice - 2), choice - 1})
     judged: list[_Judged] = []
     for index in sorted(wanted):
         before = judged[-1] if judged and judged[-1].attempt.index == index else None
@@ -211,7 +210,7 @@ def _report(
         oom_line=found.line if found else None,
     )
     return Diagnosis(
-        source=_source_info(log, attempts, judged, chosen),
+        source=_source_info(log, attempts, judged, chosen, vllm_version),
         environment=_environment(facts, printed, vllm_version, engine, gpu, launch, assumed_total),
         outcome=chosen.outcome,
         diagnosis=found,
@@ -263,12 +262,15 @@ def _gpu_total(gpu: str | None) -> int | None:
     if known is not None:
         return known.typical_bytes
     try:
-        return parse_size(gpu)
-    except UnitError as error:
+        size = parse_size(gpu)
+    except UnitError:
+        size = 0
+    if size <= 0:
         raise UsageError(
             f"--gpu {gpu!r} is no GPU that oomdoc knows",
             hint='give a name like "L4" or a size like "23.6 GiB"',
-        ) from error
+        )
+    return size
 
 
 def _named_total(device: str | None) -> int | None:
@@ -278,10 +280,16 @@ def _named_total(device: str | None) -> int | None:
 
 
 def _source_info(
-    log: Log, attempts: Sequence[Attempt], judged: Sequence[_Judged], chosen: _Judged
+    log: Log,
+    attempts: Sequence[Attempt],
+    judged: Sequence[_Judged],
+    chosen: _Judged,
+    vllm_version: str | None,
 ) -> SourceInfo:
     failed = [item for item in judged if item.failed]
-    notes = list(log.notes)
+    notes = [*log.notes, *chosen.verdict.failed]
+    if vllm_version and parse_release(vllm_version) is None:
+        notes.append(f"{vllm_version!r} holds no release number; the release counts as unknown.")
     if len(judged) < len(attempts):
         notes.append(f"{len(attempts)} starts in this log; {len(judged)} of them were looked at.")
     return SourceInfo(

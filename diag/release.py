@@ -25,9 +25,10 @@ def parse_release(text: str | None) -> Version | None:
     >>> parse_release("v0.13.0+faa43dbf.nv26.01"), parse_release("0.1.dev18496+gd4e0675a7"), parse_release("dev")
     (<Version('0.13.0')>, None, None)
     """
-    match = _NUMBER.match(text.strip()) if text else None
-    if match is None:
-        return None
+    printed = (text or "").strip()
+    match = _NUMBER.match(printed)
+    if match is None or printed[match.end() :].startswith("x"):
+        return None  # "0.2x": one of ten minor releases
     try:
         version = Version(match.group(1))
     except InvalidVersion:
@@ -56,6 +57,5 @@ def in_range(version: Version | None, spec: str | None) -> bool | None:
     """Whether `version` lies in the PEP 440 range `spec`; None when the version is unknown, True without a range."""
     if spec is None:
         return True
-    if version is None:
-        return None
-    return _specifier(spec).contains(as_release(version), prereleases=True)
+    wanted = _specifier(spec)
+    return None if version is None else wanted.contains(as_release(version), prereleases=True)

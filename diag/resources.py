@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import tempfile
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def _lean(body: Any) -> Any:
     lean = {key: value for key, value in body.items() if key not in _FOR_TESTS_ONLY}
     if isinstance(lean.get("messages"), list):
         lean["messages"] = [
-            {**_lean(row), "literals": required_literals(row["pattern"])}
+            {**_lean(row), "literals": required_literals(str(row.get("pattern", "")))}
             for row in lean["messages"]
         ]
     return lean
@@ -90,36 +91,48 @@ def _lean(body: Any) -> Any:
 @lru_cache(maxsize=1)
 def _bundle() -> dict[str, Any]:
     shipped = _PACKAGE / "_data" / BUNDLE
-    text = shipped.read_text("utf-8") if shipped.is_file() else _cached(_PACKAGE.parent)
+    return _parsed(shipped.read_text("utf-8")) if shipped.is_file() else _cached(_PACKAGE.parent)
+
+
+def _parsed(text: str) -> dict[str, Any]:
     bundle: dict[str, Any] = json.loads(text)
     return bundle
 
 
-def _cached(root: Path) -> str:
-    """The bundle of a checkout from the cache folder, made anew when any file changed. A cache that can't be used is
-    passed over in silence: it only saves time.
+def _cached(root: Path) -> dict[str, Any]:
+    """The bundle of a checkout from the cache folder, made anew when any file changed.
+
+    A cache that can't be used is passed over in silence: it only saves time.
     """
-    kept = _cache_folder() / f"{_state(root)}.json"
+    folder = _cache_folder()
+    if folder is None:
+        return _parsed(build_bundle(root))
+    kept = folder / f"{_state(root)}.json"
     try:
-        return kept.read_text("utf-8")
-    except OSError:
+        return _parsed(kept.read_text("utf-8"))
+    except (OSError, ValueError):
         text = build_bundle(root)
+    with suppress(OSError):
+        _keep(text, kept)
+    return _parsed(text)
+
+
+def _keep(text: str, kept: Path) -> None:
+    """Write the cache whole or not at all, and remove older ones."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    for old in kept.parent.glob("*.json"):
+        old.unlink(missing_ok=True)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=kept.parent, delete=False) as part:
+        part.write(text)
+    Path(part.name).replace(kept)
+
+
+def _cache_folder() -> Path | None:
+    """Where the bundle is kept; None for a user without a home folder."""
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        for old in kept.parent.glob("*.json"):
-            old.unlink(missing_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=kept.parent, delete=False
-        ) as part:
-            part.write(text)
-        Path(part.name).replace(kept)
-    except OSError:
-        pass
-    return text
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
     return Path(base) / "oomdoc" / "bundle"
 
 

@@ -89,5 +89,5 @@ def _optional(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _build(kind: type[T], body: Mapping[str, Any]) -> T:
-    convert = _converters(kind)
+    convert = _converters(kind)  # type: ignore[arg-type]  # a class is hashable
     return kind(**{key: convert[key](item) for key, item in body.items()})

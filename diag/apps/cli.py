@@ -295,9 +295,9 @@ def rules_check() -> int:
 def rules_list() -> int:
     """List the rules: id and title."""
     from diag.apps import rules
-    from diag.rules.load import load_rules
+    from diag.rules.load import all_rules
 
-    return _print(rules.listing(load_rules()))
+    return _print(rules.listing(all_rules()))
 
 
 @rules_app.command("show")
@@ -314,9 +314,9 @@ def rules_test(
 ) -> int:
     """Run the examples of one rule, or of all. Ends with 2 when some fail."""
     from diag.apps import rules
-    from diag.rules.load import load_rules
+    from diag.rules.load import all_rules
 
-    chosen = [rules.find(rule_id)] if rule_id else load_rules()
+    chosen = [rules.find(rule_id)] if rule_id else all_rules()
     count = sum(len(rule.examples) for rule in chosen)
     if not count:
         raise UsageError("the installed package carries no examples", hint="use a checkout")

@@ -1,21 +1,22 @@
-"""`oomdoc plan` without the command line: a model, cards and vLLM's own flags in, one document out."""
+"""`oomdoc plan` without the command line: a model, cards and vLLM's own flags in, one document out.
+
+The arithmetic is imported by the functions that need it: `oomdoc --help` stays quick.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from diag.apps.console import DONE, Sink
 from diag.errors import UsageError
-from diag.facts.args import flags
-from diag.memory.deployment import parse_cards, resolve
-from diag.memory.find_shape import find_shape
-from diag.memory.plan_search import best_parallel, changes, sweep
-from diag.memory.predict import predict
-from diag.release import parse_release
-from diag.report.plan import PlanReport, render_json, render_markdown, render_text
 from diag.units import GIB
+
+if TYPE_CHECKING:
+    from diag.report.plan import PlanReport
 
 
 class PlanFormat(str, Enum):
@@ -59,6 +60,13 @@ def run(request: PlanRequest, sink: Sink) -> int:
 
 def build(request: PlanRequest) -> PlanReport:
     """The plan and what belongs to it. Raises UsageError."""
+    from diag.memory.deployment import parse_cards, resolve
+    from diag.memory.find_shape import find_shape
+    from diag.memory.plan_search import best_parallel, changes, sweep
+    from diag.memory.predict import predict
+    from diag.release import parse_release
+    from diag.report.plan import PlanReport
+
     model, settings = _settings(request.model, request.arguments)
     version = parse_release(request.vllm_version)
     if request.vllm_version is not None and version is None:
@@ -97,7 +105,7 @@ def _check(request: PlanRequest) -> None:
 
 def _settings(model: str, arguments: Sequence[str]) -> tuple[str, dict[str, str]]:
     """The model's name and vLLM's flags; MODEL may be a whole `vllm serve ...` line."""
-    import shlex
+    from diag.facts.args import flags
 
     words = " ".join(shlex.quote(word) for word in arguments)
     found: dict[str, str] = {}
@@ -115,6 +123,8 @@ def _settings(model: str, arguments: Sequence[str]) -> tuple[str, dict[str, str]
 
 
 def _render(report: PlanReport, request: PlanRequest) -> str:
+    from diag.report.plan import render_json, render_markdown, render_text
+
     if request.format is PlanFormat.JSON:
         return render_json(report)
     if request.format is PlanFormat.MD:

@@ -16,9 +16,9 @@ def find(rule_id: str) -> Rule:
     """The rule of that id. Raises UsageError with the nearest ids."""
     import difflib
 
-    from diag.rules.load import load_rules
+    from diag.rules.load import all_rules
 
-    rules = {rule.id: rule for rule in load_rules()}
+    rules = {rule.id: rule for rule in all_rules()}
     if rule_id in rules:
         return rules[rule_id]
     near = difflib.get_close_matches(rule_id, rules, n=3)

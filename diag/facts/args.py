@@ -104,7 +104,8 @@ def flags(command: str) -> Iterator[Setting]:
             value = following if following is not None and not _is_flag(following) else "True"
         key = name.replace("-", "_")
         if key.startswith("no_"):
-            key, value = f"enable_{key[3:]}".replace("enable_enable_", "enable_"), "False"
+            named = key[3:]
+            key, value = named if named in _BOOLEAN else f"enable_{named}", "False"
         yield Setting(key, value)
 
 
@@ -133,7 +134,11 @@ def _typed(key: str, value: str) -> tuple[str, Value, str] | None:
             if value[-1] in _SIZE_SUFFIX
             else int(float(value))
         )
-        return (f"config.{key}", number, _INTEGER[key]) if number >= 0 else None
+        return (
+            (f"config.{key}", number, _INTEGER[key])
+            if number > 0 or key == "kv_cache_memory_bytes"
+            else None
+        )
     if key == "gpu_memory_utilization":
         return "config.gpu_memory_utilization", parse_number(value), "ratio"
     if key in _BOOLEAN:
@@ -171,15 +176,25 @@ def from_event(event: Event) -> list[Fact]:
     """config.* facts of an argument or engine line; empty for other rows."""
     if event.row not in RESOLVED_ROWS and event.row not in ASKED_ROWS:
         return []
+    asked = asked_args(event)
+    if asked:
+        return _facts(_top_level(asked), event.line.number, Origin.LOGGED)
     text = str(event.values.get("config") or event.values.get("args") or "")
     return _facts(pairs(text), event.line.number, Origin.LOGGED)
+
+
+def _top_level(asked: Mapping[str, object]) -> Iterator[Setting]:
+    """The settings themselves, not the keys of a nested dict."""
+    for key, value in asked.items():
+        yield Setting(str(key), str(value))
 
 
 def from_command(
     command: str, line: int | None = None, origin: Origin = Origin.ASSUMED
 ) -> list[Fact]:
     """config.* facts of a command line, or an `LLM(...)` call, given by the user or printed in the log."""
-    settings = [*flags(command), *(pairs(command) if "(" in command else ())]
+    settings = list(flags(command))[::-1]  # the last of a repeated flag counts
+    settings += pairs(command) if "(" in command else ()
     if "speculative" in command and not any(s.key.startswith("speculative") for s in settings):
         settings.append(Setting("speculative_config", "named in the command"))
     return _facts(iter(settings), line, origin)

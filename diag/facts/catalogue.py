@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -18,7 +19,7 @@ from typing import Any
 from diag.errors import RuleFileError, UnitError
 from diag.facts.model import Event, Value
 from diag.log.model import LogLine
-from diag.patterns import MAX_TEXT, compile_pattern, compile_set, plain_groups
+from diag.patterns import MAX_TEXT, Match, compile_pattern, compile_set, plain_groups
 from diag.resources import data_names, read_data, read_yaml
 from diag.terms import Phase, RowRole
 from diag.units import GIB, KIB, MIB, parse_number, parse_size
@@ -141,25 +142,27 @@ def _lines_with(literals: Sequence[str], text: str, starts: Sequence[int]) -> li
 
 
 def _events(row: Row, line: LogLine) -> Iterator[Event]:
-    """A row's hits on a line. A value that does not fit its unit ends them."""
-    try:
-        matches = compile_pattern(row.pattern).finditer(line.text[:MAX_TEXT])
-        for match in islice(matches, MAX_HITS):
-            values = {
-                name: convert(name, found)
-                for name, found in match.groupdict().items()
-                if found is not None
-            }
-            yield Event(
-                row=row.id,
-                role=_role_on(row, line),
-                phase=row.phase,
-                line=line,
-                values=values,
-                subtype=row.subtype,
-            )
-    except (UnitError, OverflowError):
-        return
+    """A row's hits on a line."""
+    matches = compile_pattern(row.pattern).finditer(line.text[:MAX_TEXT])
+    for match in islice(matches, MAX_HITS):
+        yield Event(
+            row=row.id,
+            role=_role_on(row, line),
+            phase=row.phase,
+            line=line,
+            values=_values(match),
+            subtype=row.subtype,
+        )
+
+
+def _values(match: Match) -> dict[str, Value]:
+    """The named groups, converted; one that does not fit its unit is left out."""
+    values: dict[str, Value] = {}
+    for name, text in match.groupdict().items():
+        if text is not None:
+            with suppress(UnitError, OverflowError):
+                values[name] = convert(name, text)
+    return values
 
 
 def _role_on(row: Row, line: LogLine) -> RowRole:
@@ -239,11 +242,15 @@ def load(files: Iterable[tuple[str, Any]], registry: Mapping[str, Mapping[str, s
     rows: list[Row] = []
     problems: list[str] = []
     for file, body in files:
-        for data in body["messages"]:
+        if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
+            problems.append(f"messages/{file}: expected the keys schema, origin and messages")
+            continue
+        for number, data in enumerate(body["messages"], 1):
             try:
                 rows.append(row_from(data, body["origin"], file))
-            except (KeyError, ValueError, TypeError) as error:
-                problems.append(f"messages/{file}: row {data.get('id', '?')!r}: {error!r}")
+            except (KeyError, ValueError, TypeError, AttributeError) as error:
+                name = data.get("id") if isinstance(data, dict) else None
+                problems.append(f"messages/{file}: row {name or number}: {error!r}")
     if problems:
         raise RuleFileError(problems)
     return Catalogue(tuple(rows), registry)

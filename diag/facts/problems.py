@@ -260,12 +260,23 @@ def _fold(problems: Sequence[Problem]) -> tuple[Problem, ...]:
     folded: OrderedDict[tuple[str | None, str], Problem] = OrderedDict()
     for problem in problems:
         key = (problem.exception, _ALIKE.sub("#", problem.text.split("\n", 1)[0])[:300])
-        first = folded.get(key) if problem.text else None
+        if not problem.text:
+            key = (None, f"@{problem.first_number}")
+        first = folded.get(key)
+        if first is not None and _elsewhere(first, problem):
+            key = (problem.exception, f"{key[1]}@{problem.phase}")
+            first = folded.get(key)
         if first is None:
-            folded[key if problem.text else (None, f"@{problem.first_number}")] = problem
+            folded[key] = problem
         elif len(first.copies) < MAX_COPIES:
             folded[key] = _merged(first, problem)
     return tuple(folded.values())
+
+
+def _elsewhere(first: Problem, other: Problem) -> bool:
+    """The same words from another place: both tracebacks are there, and they settle different phases."""
+    here, there = phase_of_sites(first.sites), phase_of_sites(other.sites)
+    return here is not None and there is not None and here is not there
 
 
 def _merged(first: Problem, other: Problem) -> Problem:

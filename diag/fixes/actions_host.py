@@ -1,29 +1,22 @@
-"""Actions around the engine: weights, other processes, allocator, swap space, collectives.
+"""Actions around the engine: weights, other processes, allocator, collectives.
 
 Each takes a Case and gives a Fix with its sum, or None when it makes no sense there.
 """
 
 from __future__ import annotations
 
-import math
-
 from diag.facts.model import Value
 from diag.fixes.case import Case
+from diag.fixes.conditions import expandable_breaks
 from diag.fixes.flags import allocator_variable
 from diag.fixes.model import Change, Fix
 from diag.fixes.sums import size
-from diag.fixes.window import missing, request_shortfall
+from diag.fixes.window import missing
 from diag.release import in_range
-from diag.terms import Family, Phase, Safety
+from diag.terms import Safety
 from diag.units import GIB
 
 _OTHERS_MUST_SHOW = ("kv.no_blocks", "weights.load_peak", "tp.nccl_oom")
-_MOST_OFFLOAD = 16  # GiB; beyond that decoding only waits for the bus
-
-
-def _whole(amount: float) -> int | float:
-    """4.0 as 4, for people."""
-    return int(amount) if amount == int(amount) else amount
 
 
 def half_precision(case: Case) -> Fix | None:
@@ -44,49 +37,6 @@ def half_precision(case: Case) -> Fix | None:
         verify="the weights line shows about half",
         when_not="the model overflows in float16 (use bfloat16 on a GPU that has it)",
         used=("weights", "allocated"),
-    )
-
-
-def offload_weights(case: Case) -> Fix | None:
-    """Some of the weights in host memory."""
-    if not case.gpu or not case.has_flag("--cpu-offload-gb"):
-        return None
-    if (
-        case.situation.subtype.startswith("alloc.")
-        and case.situation.phase is not Phase.WEIGHT_LOAD
-    ):
-        return None
-    now = round((case.situation.setting_number("cpu_offload") or 0) / GIB, 1)
-    lack, shortfall = missing(case.numbers), request_shortfall(case.numbers)
-    budget, weights = case.numbers.budget, case.numbers.weights
-    fits: bool | None = None
-    to = max(4, math.ceil(now) * 2)
-    proof = (
-        "takes that much off each GPU; how much of the model was still to come is not in the log"
-    )
-    if shortfall is not None and shortfall.value > 0:
-        more = math.ceil(shortfall.value / GIB)
-        to = math.ceil(now) + more
-        if more > _MOST_OFFLOAD or (weights is not None and more * GIB > weights.value / 2):
-            return None
-        fits = True if weights is not None else None
-        proof = f"the pool gains {more} GiB; {size(shortfall.value)} are missing"
-    elif budget is not None and budget.value < 0:
-        to = math.ceil(now) + math.ceil(-budget.value / GIB) + 2
-        proof = f"the budget of {size(budget.value)} gains that much"
-    elif lack:
-        proof += f" (at least {size(lack)})"
-    return case.fix(
-        "offload_weights",
-        f"Keep {to} GiB of the weights in host memory",
-        [Change(flag="--cpu-offload-gb", from_=_whole(now), to=to)],
-        fits=fits,
-        proof=proof,
-        cost=f"decoding waits for the bus; {to} GiB of pinned host memory per GPU",
-        safety=Safety.TRADEOFF,
-        verify="the weights line shows that much less",
-        when_not="the host is short of memory, or speed matters: a smaller checkpoint is better",
-        used=("budget", "tried", "free"),
     )
 
 
@@ -178,29 +128,6 @@ def expandable_on(case: Case) -> Fix | None:
     )
 
 
-def expandable_breaks(case: Case) -> bool:
-    """Whether expandable segments are known to break something in this set-up."""
-    situation = case.situation
-    shown = f"{situation.command or ''}\n{case.command or ''}".lower()
-    connector = "kv-transfer-config" in shown or "kv_transfer_config" in shown or "lmcache" in shown
-    if situation.setting_on("enable_sleep_mode") or connector:
-        return True
-    if situation.family is Family.TP_BUFFER or situation.subtype in (
-        "alloc.wake_up",
-        "base.wsl_display",
-    ):
-        return True
-    if situation.phase is Phase.SLEEP_WAKE:
-        return True
-    several = situation.ranks > 1 or (situation.setting_number("data_parallel_size") or 1) > 1
-    reduced = situation.setting_on(
-        "disable_custom_all_reduce"
-    ) or "disable-custom-all-reduce" in shown.replace("_", "-")
-    if several and not reduced and in_range(situation.version, "<0.9") is not False:
-        return True  # older custom all-reduce shares its buffers over CUDA IPC, which such segments don't support
-    return any("WSL" in line.text[:400] for line in situation.facts.lines[:400])
-
-
 def expandable_off(case: Case) -> Fix | None:
     """Take expandable segments out again where they are on and break the step that failed."""
     if not case.situation.expandable_segments:
@@ -226,30 +153,7 @@ def _allocator_name(case: Case) -> str:
     return allocator_variable(case.situation.version)
 
 
-# --- host and launch ------------------------------------------------------------------------------------------
-
-
-def less_swap(case: Case) -> Fix | None:
-    """V0's pinned CPU block pool."""
-    now = case.situation.setting_number("swap_space")
-    if not case.has_flag("--swap-space") or (case.situation.engine != "V0" and now is None):
-        return None
-    shown = now / GIB if now is not None else 4.0
-    if shown <= 1:
-        return None
-    ranks = case.situation.ranks
-    return case.fix(
-        "less_swap",
-        "Reserve 1 GiB of CPU swap space",
-        [Change(flag="--swap-space", from_=_whole(round(shown, 1)), to=1)],
-        fits=None,
-        proof=f"{shown:g} GiB are pinned for each of {ranks} GPU{'s' if ranks > 1 else ''}"
-        + ("" if now is not None else " (the release's default)"),
-        cost="preempted groups with several sequences have less room to swap to",
-        safety=Safety.TRADEOFF,
-        verify="the host keeps that much more memory free",
-        when_not="requests use n > 1 or best_of: V0 can only swap those, and fails without the space",
-    )
+# --- collectives ----------------------------------------------------------------------------------------------
 
 
 def no_custom_all_reduce(case: Case) -> Fix | None:

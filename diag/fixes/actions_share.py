@@ -9,7 +9,7 @@ import math
 
 from diag.fixes.case import Case
 from diag.fixes.model import Change, Fix
-from diag.fixes.sums import PRINTED, outlook, pool_line, size, spare_after, tokens_of
+from diag.fixes.sums import PRINTED, outlook, pool_line, size, spare_after, starved, tokens_of
 from diag.fixes.window import (
     margin,
     missing,
@@ -151,10 +151,8 @@ def lower_gmu(case: Case) -> Fix | None:
                 None,
                 proof + "; how many more pieces of the pool follow is not in the log",
             )
-    request = one_request(numbers)
-    if fits and after is not None and request is not None and after < request:
-        fits = None  # this failure goes, the next one comes
-        proof += f", which then holds {size(after)}: less than the {size(request)} of one request"
+    if fits and (note := starved(case, after)):
+        fits, proof = None, proof + note  # this failure goes, the next one comes
     return case.fix(
         "lower_gmu",
         f"Lower the share to {advice.suggested:g}",
@@ -254,6 +252,8 @@ def set_pool_bytes(case: Case) -> Fix | None:
     elif lack is not None and numbers.total is not None:
         to = int((now - lack - margin(numbers.total.value)) / MIB) * MIB
         fits, proof = to > 0, f"frees {size(now - to)}; {size(lack)} are missing"
+        if note := starved(case, to):
+            fits, proof = None, f"{proof}; the pool{note.removeprefix(', which')}"
     else:
         return None
     if to <= 0:
@@ -272,6 +272,43 @@ def set_pool_bytes(case: Case) -> Fix | None:
         when_not="the card is not yours alone: nothing checks that a pinned pool fits",
         predicted=outlook(case, pool=to) | spare_after(case, given=now - to),
         used=("needed", "available", "tried", "free"),
+    )
+
+
+def pin_measured_pool(case: Case) -> Fix | None:
+    """A pool size that vLLM printed itself after it had measured the graphs too."""
+    facts, pool = case.situation.facts, pool_bytes(case.numbers)
+    if case.situation.pinned_by is not None or not case.has_flag("--kv-cache-memory-bytes"):
+        return None
+    grow = case.situation.subtype == "kv.preemption"
+    to = facts.size("kv.suggested_full" if grow else "kv.suggested_fit")
+    if pool is None or to is None or to <= 0 or (to > pool) is not grow:
+        return None
+    lack, tried, free = missing(case.numbers), case.numbers.tried, case.numbers.free
+    fits: bool | None = None
+    proof = f"vLLM measured it in this start, with the graphs; the pool is {size(pool)} now"
+    if grow and case.advice.verdict is GmuVerdict.LEAVE:
+        return None
+    if not grow:
+        if case.advice.verdict is not GmuVerdict.LOWER:
+            return None
+        if lack is not None and tried is not None and free is not None:
+            fits = True if pool - to >= lack and not starved(case, to) else None
+            proof += f"; {size(tried.value)} asked for, {size(free.value)} free + {size(pool - to)} from the pool"
+    return case.fix(
+        "pin_measured_pool",
+        f"Set the KV pool to the {size(to)} that vLLM suggests",
+        [Change(flag="--kv-cache-memory-bytes", to=to)],
+        fits=fits,
+        proof=proof,
+        cost="less headroom outside the pool"
+        if grow
+        else f"the KV pool shrinks by {size(pool - to)}",
+        safety=Safety.TRADEOFF,
+        verify=pool_line(case, to, None),
+        when_not="model, length or card change: the pool is then no longer measured, and nothing checks that it fits",
+        predicted=outlook(case, pool=to) | spare_after(case, given=pool - to),
+        used=("budget", "tried", "free"),
     )
 
 

@@ -5,12 +5,13 @@ Each takes a Case and gives a Fix with its sum, or None when it makes no sense t
 
 from __future__ import annotations
 
+from diag.facts.model import Value
 from diag.fixes.case import Case
 from diag.fixes.conditions import multimodal
 from diag.fixes.flags import spelled
 from diag.fixes.model import Change, Fix
 from diag.fixes.situation import Known
-from diag.fixes.sums import size
+from diag.fixes.sums import PRINTED, outlook, size, spare_after
 from diag.fixes.window import missing, one_request
 from diag.release import in_range
 from diag.terms import Phase, Safety
@@ -41,6 +42,12 @@ def _scaled(
         if after <= 0.95 * free.value
         else (None, proof + ", what was allocated before it shrinks too")
     )
+
+
+def _spare(case: Case, new: float, old: float | None) -> dict[str, Value]:
+    """What stays free after a request that scales with a setting went from `old` to `new`."""
+    tried = case.numbers.tried
+    return spare_after(case, tried=tried.value * new / old) if tried and old else {}
 
 
 def _largest_fitting(tried: Known | None, free: Known | None, now: int, least: int) -> int:
@@ -86,7 +93,7 @@ def fewer_batched_tokens(case: Case) -> Fix | None:
         safety=Safety.TRADEOFF,
         verify="the failed step passes; the profile line shows a smaller peak activation",
         when_not="one image or video needs more tokens than that, or it falls below --max-num-seqs",
-        predicted={"max_num_batched_tokens": to},
+        predicted={"max_num_batched_tokens": to, **(_spare(case, to, known) if fits else {})},
         used=("tried", "free", "activation", "budget"),
     )
 
@@ -148,7 +155,7 @@ def fewer_seqs(case: Case) -> Fix | None:
         safety=Safety.TRADEOFF,
         verify="the failed step passes",
         when_not="more requests than that must run at once",
-        predicted={"max_num_seqs": to},
+        predicted={"max_num_seqs": to, **(_spare(case, to, rows) if fits else {})},
         used=("tried", "free"),
     )
 
@@ -185,8 +192,14 @@ def enforce_eager(case: Case) -> Fix | None:
         safety=Safety.TRADEOFF,
         verify='no "Capturing CUDA graph" lines; the start goes on to serving',
         when_not="latency of single requests matters",
+        predicted=_without_graphs(case) if subtype.startswith("kv.") else None,
         used=("graph_estimate", "graph_memory", "tried", "free", "budget", "needed"),
     )
+
+
+def _without_graphs(case: Case) -> dict[str, Value]:
+    pool, graphs = case.numbers.available or case.numbers.budget, case.numbers.graph_estimate
+    return {} if pool is None or graphs is None else outlook(case, pool=pool.value + graphs.value)
 
 
 def _graphs_to_pool(case: Case, graphs: float) -> tuple[bool | None, str]:
@@ -196,7 +209,7 @@ def _graphs_to_pool(case: Case, graphs: float) -> tuple[bool | None, str]:
     after = pool.value + graphs
     if request is not None:
         return (
-            after >= request,
+            after >= request + 3 * PRINTED,
             f"{size(pool.value)} + {size(graphs)} set aside for graphs, {size(request)} needed",
         )
     if after <= 0:

@@ -19,17 +19,17 @@ _FLAG_OF = {"expandable_small": "PYTORCH", "fp8_kv_no_pool": "--kv-cache-dtype"}
 def not_helpful(
     case: Case, table: FixTable, entry: Entry, offered: frozenset[str]
 ) -> tuple[NotHelpful, ...]:
-    """The entry's tempting changes that apply; none that a shown fix makes itself."""
+    """The entry's tempting changes that apply; each once, none that a shown fix makes itself."""
     known = values(case)
-    found = []
+    found: dict[str, NotHelpful] = {}
     for name in entry.not_helpful:
         item = table.not_helpful[name]
         if not applies(case, item.only, item.unless, item.releases) or _offered(name, offered):
             continue
         change, why = fill(item.change, known), fill(item.why, known) or item.plain
         if change and why:
-            found.append(NotHelpful(change=change, why=why))
-    return tuple(found)
+            found.setdefault(change, NotHelpful(change=change, why=why))
+    return tuple(found.values())
 
 
 def _offered(name: str, offered: frozenset[str]) -> bool:

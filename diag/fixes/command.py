@@ -26,7 +26,7 @@ _WORD = re.compile(
     |['"\\].*""",  # an open quote takes the rest
     re.VERBOSE | re.DOTALL,
 )
-_OPERATOR = re.compile(r"\d?(?:>>|>&|>|<)&?\d?|\|\|?|&&|&|;|\n")
+OPERATOR = re.compile(r"\d?(?:>>|>&|>|<)&?\d?|\|\|?|&&|&|;|\n")
 _REDIRECT = re.compile(r"\d?(?:>>|>&|>|<)&?\d?")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _ENTRYPOINT = re.compile(r"vllm\.entrypoints\.[\w.]+|\S*/api_server\.py|api_server\.py")
@@ -35,7 +35,7 @@ _DOCKER_SWITCHES = frozenset(
     "-d -i -t -it -ti -dit -itd --detach --interactive --tty --rm --privileged --init --read-only --no-healthcheck "
     "-P --publish-all --oom-kill-disable --sig-proxy".split()
 )
-_DOCKER_FLAGS = frozenset({"--shm-size", "--ipc", "--memory", "--memory-swap", "--gpus"})
+DOCKER_FLAGS = frozenset({"--shm-size", "--ipc", "--memory", "--memory-swap", "--gpus"})
 _SHORT = {
     "-tp": "tensor-parallel-size",
     "-pp": "pipeline-parallel-size",
@@ -48,7 +48,7 @@ _SAME = {
     "device-memory-utilization": "gpu-memory-utilization",
     "kv-cache-memory": "kv-cache-memory-bytes",
 }
-_SECRET = re.compile(r"api_key|token$|password|secret", re.IGNORECASE)
+SECRET = re.compile(r"api_key|token$|password|secret", re.IGNORECASE)
 _FRONT = ("sudo", "env", "exec", "nohup", "time", "numactl")
 
 
@@ -62,7 +62,7 @@ class Given:
 
 
 @dataclass(slots=True)
-class _Parts:
+class Parts:
     """Where in the words what begins: `start` of the command, docker options, vLLM's own arguments, end."""
 
     words: list[str]
@@ -111,7 +111,7 @@ def given(command: str) -> tuple[Given, ...]:
     return () if parts is None else (*_given_variables(parts), *_given_flags(parts))
 
 
-def _given_variables(parts: _Parts) -> Iterator[Given]:
+def _given_variables(parts: Parts) -> Iterator[Given]:
     front = parts.words[parts.start : parts.args if parts.docker is None else parts.docker]
     if parts.docker is not None:
         options = parts.words[parts.docker : parts.image]
@@ -127,14 +127,14 @@ def _given_variables(parts: _Parts) -> Iterator[Given]:
             yield Given(name, value.strip("'\""), variable=True)
 
 
-def _given_flags(parts: _Parts) -> Iterator[Given]:
+def _given_flags(parts: Parts) -> Iterator[Given]:
     words = parts.words
     for index in range(parts.args, parts.end):
-        if not _is_flag(words[index]):
+        if not is_flag(words[index]):
             continue
         name, sign, value = words[index].partition("=")
         following = words[index + 1] if index + 1 < parts.end else None
-        if not sign and following is not None and not _is_flag(following):
+        if not sign and following is not None and not is_flag(following):
             sign, value = "=", following
         yield Given(name, value.strip("'\"") if sign else None)
 
@@ -155,7 +155,7 @@ def _as_flags(arguments: Mapping[str, object]) -> list[str]:
     for key, value in arguments.items():
         if key in ("model", "model_tag", "dispatch_function", "subparser") or value is None:
             continue
-        if _SECRET.search(key) and key != "tokenizer":
+        if SECRET.search(key) and key != "tokenizer":
             continue
         flag = "--" + str(key).replace("_", "-")
         if isinstance(value, bool):
@@ -172,42 +172,46 @@ def _as_flags(arguments: Mapping[str, object]) -> list[str]:
 # --- finding the parts ----------------------------------------------------------------------------------------
 
 
-def _parts(words: list[str]) -> _Parts | None:
+def _parts(words: list[str]) -> Parts | None:
     """The parts of the first simple command that starts vLLM; None when there is none."""
+    return next(vllm_commands(words), None)
+
+
+def vllm_commands(words: list[str]) -> Iterator[Parts]:
+    """The parts of every simple command among shell words that starts vLLM, in order."""
     start = 0
     while start < len(words):
         end = _end(words, start)
         parts = _vllm_part(words, start, end)
         if parts is not None:
-            return parts
+            yield parts
         start = end + 1
         while end < len(words) and start < len(words) and _REDIRECT.fullmatch(words[end]):
             end = _end(words, start)  # what follows a redirection is a file, not a command
             start = end + 1
-    return None
 
 
 def _end(words: Sequence[str], start: int) -> int:
     """Index of the first shell operator at or after `start`."""
     for index in range(start, len(words)):
-        if _OPERATOR.fullmatch(words[index]):
+        if OPERATOR.fullmatch(words[index]):
             return index
     return len(words)
 
 
-def _vllm_part(words: list[str], start: int, end: int) -> _Parts | None:
+def _vllm_part(words: list[str], start: int, end: int) -> Parts | None:
     for index in range(start, end):
         name = words[index].rsplit("/", 1)[-1]
         if name in _DOCKER and "run" in words[index + 1 : end]:
             return _docker_part(words, start, words.index("run", index) + 1, end)
         if name == "vllm" and index + 1 < end and words[index + 1] == "serve":
-            return _Parts(words, start, index + 2, end)
+            return Parts(words, start, index + 2, end)
         if _ENTRYPOINT.fullmatch(words[index]):
-            return _Parts(words, start, index + 1, end)
+            return Parts(words, start, index + 1, end)
     return None
 
 
-def _docker_part(words: list[str], start: int, options: int, end: int) -> _Parts | None:
+def _docker_part(words: list[str], start: int, options: int, end: int) -> Parts | None:
     """Options up to the image, then the container's arguments; only for an image or arguments that name vLLM."""
     index = options
     while index < end and words[index].startswith("-"):
@@ -215,40 +219,41 @@ def _docker_part(words: list[str], start: int, options: int, end: int) -> _Parts
         index += 1 if plain else 2
     if index >= end or not any("vllm" in word for word in words[index:end]):
         return None
-    return _Parts(words, start, index + 1, end, docker=options, image=index)
+    return Parts(words, start, index + 1, end, docker=options, image=index)
 
 
 # --- making a change ------------------------------------------------------------------------------------------
 
 
-def _apply(parts: _Parts, change: Change) -> None:
+def _apply(parts: Parts, change: Change) -> None:
     if change.env is not None:
         _set_env(parts, change.env, change.to)
     elif change.flag is not None:
-        if change.flag.split("=")[0] in _DOCKER_FLAGS:
+        if change.flag.split("=")[0] in DOCKER_FLAGS:
             _set_docker_flag(parts, change.flag, change.to)
         else:
             _set_flag(parts, change.flag, change.to)
 
 
-def _name(word: str) -> str:
+def flag_name(word: str) -> str:
     """A flag's plain name: `--max_model_len=8` and `-tp` become `max-model-len` and `tensor-parallel-size`."""
     head = word.split("=", 1)[0]
     plain = _SHORT.get(head) or head.lstrip("-").replace("_", "-").lower()
     return _SAME.get(plain, plain)
 
 
-def _is_flag(word: str) -> bool:
+def is_flag(word: str) -> bool:
+    """Whether a word of a command is a flag and no value such as -1."""
     return re.match(r"--?[A-Za-z]", word) is not None
 
 
-def _set_flag(parts: _Parts, flag: str, value: Value | None) -> None:
-    words, wanted = parts.words, _name(flag)
+def _set_flag(parts: Parts, flag: str, value: Value | None) -> None:
+    words, wanted = parts.words, flag_name(flag)
     negated = f"no-{wanted}"
     found = [
         index
         for index in range(parts.args, parts.end)
-        if _is_flag(words[index]) and _name(words[index]) in (wanted, negated)
+        if is_flag(words[index]) and flag_name(words[index]) in (wanted, negated)
     ]
     for index in reversed(found[1:]):  # the last of several counts; keep one
         _remove(words, index, parts.end)
@@ -259,7 +264,7 @@ def _set_flag(parts: _Parts, flag: str, value: Value | None) -> None:
             words[parts.end : parts.end] = [flag] if switch else [flag, _quoted(value)]
         return
     index = found[0]
-    if value is None or value is False or switch or _name(words[index]) == negated:
+    if value is None or value is False or switch or flag_name(words[index]) == negated:
         _remove(words, index, parts.end)
         if value is not None and value is not False:
             words[index:index] = [flag] if switch else [flag, _quoted(value)]
@@ -267,30 +272,30 @@ def _set_flag(parts: _Parts, flag: str, value: Value | None) -> None:
     if "=" in words[index]:
         words[index] = f"{words[index].split('=', 1)[0]}={_quoted(value)}"
         return
-    stop = _values_end(words, index, parts.end)
+    stop = values_end(words, index, parts.end)
     words[index + 1 : stop] = [_quoted(value)]
 
 
-def _values_end(words: Sequence[str], index: int, end: int) -> int:
+def values_end(words: Sequence[str], index: int, end: int) -> int:
     """Index after the values of the flag at `index`."""
     if "=" in words[index]:
         return index + 1
     stop = index + 1
-    limit = end if takes("--" + _name(words[index])) == "list" else min(end, index + 2)
-    while stop < limit and not _is_flag(words[stop]):
+    limit = end if takes("--" + flag_name(words[index])) == "list" else min(end, index + 2)
+    while stop < limit and not is_flag(words[stop]):
         stop += 1
     return stop
 
 
 def _remove(words: list[str], index: int, end: int) -> None:
-    switch = takes("--" + _name(words[index]).removeprefix("no-")) == "switch"
+    switch = takes("--" + flag_name(words[index]).removeprefix("no-")) == "switch"
     # A switch may be written "--enforce-eager True"; the word after it is then its value.
     spoken = index + 1 < end and words[index + 1].strip("'\"").lower() in ("true", "false")
-    stop = index + 1 + int(spoken) if switch else _values_end(words, index, end)
+    stop = index + 1 + int(spoken) if switch else values_end(words, index, end)
     del words[index:stop]
 
 
-def _set_env(parts: _Parts, name: str, value: Value | None) -> None:
+def _set_env(parts: Parts, name: str, value: Value | None) -> None:
     words = parts.words
     assignment = None if value is None else f"{name}={_quoted(value)}"
     if parts.docker is not None and parts.image is not None:
@@ -309,7 +314,7 @@ def _set_env(parts: _Parts, name: str, value: Value | None) -> None:
         words[first:first] = ["env", "-u", name]
 
 
-def _set_docker_env(parts: _Parts, name: str, assignment: str | None) -> None:
+def _set_docker_env(parts: Parts, name: str, assignment: str | None) -> None:
     words = parts.words
     assert parts.docker is not None
     assert parts.image is not None
@@ -325,7 +330,7 @@ def _set_docker_env(parts: _Parts, name: str, assignment: str | None) -> None:
         words[parts.docker : parts.docker] = ["-e", assignment]
 
 
-def _set_docker_flag(parts: _Parts, flag: str, value: Value | None) -> None:
+def _set_docker_flag(parts: Parts, flag: str, value: Value | None) -> None:
     """An option of `docker run` itself; nothing to do for another launcher."""
     if parts.docker is None or parts.image is None:
         return

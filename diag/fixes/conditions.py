@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from string import Formatter
 
 from diag.fixes.case import Case
+from diag.fixes.known_shape import divides, gpus_shown, shape_of, tensor_ranks
 from diag.fixes.sums import is_symptom, size
 from diag.fixes.window import missing, pool_bytes, request_shortfall
 from diag.release import in_range
-from diag.terms import Family, GmuVerdict
+from diag.terms import Family, GmuVerdict, Phase
 from diag.units import GIB, format_count
 
 _KUBERNETES = re.compile(r"kubernetes|kubectl|\bpod\b|KUBERNETES_|containerName", re.IGNORECASE)
@@ -24,6 +25,7 @@ _ONLINE = ("fp8", "bitsandbytes", "torchao", "mxfp4", "experts_int8", "rtn", "in
 _MULTIMODAL = re.compile(
     r"-?VL\b|vision|omni|llava|pixtral|internvl|gemma-?3|minicpm-?v|multimodal", re.IGNORECASE
 )
+_USUAL_CUT = 2048  # tokens; the context that is often advised whatever the log says
 _LINES = 2000  # lines searched for a sign
 _BYTES = (
     "total",
@@ -50,6 +52,9 @@ NAMES = frozenset(
         "asked_len",
         "est_len",
         "ranks",
+        "heads",
+        "more_ranks",
+        "gpus",
     }
 )
 
@@ -80,6 +85,11 @@ def values(case: Case) -> dict[str, str]:
     if numbers.estimated_len is not None:
         texts["est_len"] = format_count(numbers.estimated_len.value)
     texts["ranks"] = str(case.situation.ranks)
+    texts["more_ranks"] = str(2 * tensor_ranks(case))
+    if (shape := shape_of(case)) is not None:
+        texts["heads"] = str(shape.heads)
+    if (gpus := gpus_shown(case)) is not None:
+        texts["gpus"] = str(gpus)
     return texts
 
 
@@ -124,12 +134,57 @@ def multimodal(case: Case) -> bool:
     return case.now("limit_mm_per_prompt") is not None or _MULTIMODAL.search(model) is not None
 
 
+def _sequence_states(case: Case) -> bool:
+    """Whether some layers keep a state per sequence (Mamba, linear attention)."""
+    shape = shape_of(case)
+    if shape is not None:
+        return any(group.state for group in shape.cache)
+    return any("mamba" in event.row for event in case.situation.facts.events)
+
+
+def expandable_breaks(case: Case) -> bool:
+    """Whether expandable segments are known to break something in this set-up."""
+    situation = case.situation
+    shown = f"{situation.command or ''}\n{case.command or ''}".lower()
+    connector = "kv-transfer-config" in shown or "kv_transfer_config" in shown or "lmcache" in shown
+    if situation.setting_on("enable_sleep_mode") or connector:
+        return True
+    if situation.family is Family.TP_BUFFER or situation.subtype in (
+        "alloc.wake_up",
+        "base.wsl_display",
+    ):
+        return True
+    if situation.phase is Phase.SLEEP_WAKE:
+        return True
+    several = situation.ranks > 1 or (situation.setting_number("data_parallel_size") or 1) > 1
+    reduced = situation.setting_on(
+        "disable_custom_all_reduce"
+    ) or "disable-custom-all-reduce" in shown.replace("_", "-")
+    if several and not reduced and in_range(situation.version, "<0.9") is not False:
+        return True  # older custom all-reduce shares its buffers over CUDA IPC, which such segments don't support
+    return any("WSL" in line.text[:400] for line in situation.facts.lines[:400])
+
+
 def _heavy_weights(case: Case) -> bool:
     """Whether the weights may be what fills the share: most of it, or its size is unknown."""
     weights, total, share = case.numbers.weights, case.numbers.total, case.numbers.gmu
     if weights is None or total is None or share is None:
         return weights is not None and weights.value >= 4 * GIB
     return weights.value >= 0.6 * share.value * total.value
+
+
+def _heads_do_not_divide(case: Case) -> bool:
+    return divides(case, 2 * tensor_ranks(case)) is False
+
+
+def _all_gpus_used(case: Case) -> bool:
+    gpus = gpus_shown(case)
+    return gpus is not None and gpus < 2 * case.situation.ranks
+
+
+def _fitting_length_printed(case: Case) -> bool:
+    counted = case.numbers.estimated_len or case.numbers.capacity_tokens
+    return counted is not None and counted.value >= 2 * _USUAL_CUT
 
 
 def _more_than_one(name: str) -> Callable[[Case], bool]:
@@ -144,7 +199,17 @@ CONDITIONS: Mapping[str, Callable[[Case], bool]] = {
     "several_ranks": lambda case: case.situation.ranks > 1,
     "pipeline": _more_than_one("pipeline_parallel_size"),
     "data_parallel": _more_than_one("data_parallel_size"),
-    "lora": lambda case: case.situation.setting_on("enable_lora") is True,
+    "lora": lambda case: (
+        case.situation.setting_on("enable_lora") is True or case.situation.subtype == "act.lora"
+    ),
+    "prefix_caching": lambda case: case.situation.setting_on("enable_prefix_caching") is True,
+    "heads_do_not_divide": _heads_do_not_divide,
+    "all_gpus_used": _all_gpus_used,
+    "length_printed": _fitting_length_printed,
+    "expandable_breaks": expandable_breaks,
+    "kv_tier": lambda case: case.now("kv_offloading_size") is not None,
+    "sequence_states": _sequence_states,
+    "container_limit": lambda case: case.situation.facts.get("host.cgroup_limit") is not None,
     "speculative": lambda case: (
         case.now("speculative") is not None
         or case.situation.subtype == "act.speculative"

@@ -24,6 +24,8 @@ from diag.fixes.flag_history import (
 from diag.memory.eras import default_engine
 
 MAX_NOTES = 20
+MAX_TYPOS = 10  # unknown names that are looked up: comparing with every name takes milliseconds
+_TYPO = 0.88  # likeness of a slip of the pen; plugins have flags and variables of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,15 @@ def check_command(
         return ()
     items, typed = _items(command)
     notes: dict[str, FlagNote] = {}
+    unknown: set[str] = set()
     for item in items:
-        note = (_name_note(item, version) if typed else None) or _effect_note(item, version, engine)
+        note = None
+        if history(item.name) is not None:
+            note = _name_note(item, version) if typed else None
+            note = note or _effect_note(item, version, engine)
+        elif typed and item.name not in unknown and len(unknown) < MAX_TYPOS:
+            unknown.add(item.name)
+            note = _typo_note(item, version)
         if note is not None:
             notes.setdefault(spelled_out(item.name), note)
     return tuple(notes.values())[:MAX_NOTES]
@@ -74,7 +83,7 @@ def _name_note(item: Given, version: Version) -> FlagNote | None:
     """A note when the release does not have the name."""
     found = history(item.name)
     if found is None:
-        return _typo_note(item, version)
+        return None
     negation = _negation_note(item, found, version)
     if negation is not None or found.exists(version) is not False:
         return negation
@@ -126,7 +135,7 @@ def _typo_note(item: Given, version: Version) -> FlagNote | None:
     wanted = spelled_out(item.name)
     if not item.variable and any(name.startswith(wanted) for name in names("flag")):
         return None  # argparse completes an unambiguous beginning
-    near = nearest(item.name, 1, version) if len(wanted) > 3 else ()
+    near = nearest(item.name, 1, version, _TYPO) if len(wanted) > 3 else ()
     if not near:
         return None
     return FlagNote(

@@ -273,8 +273,10 @@ def _same(old: str, new: str) -> bool:
         return old == new
 
 
-def nearest(name: str, count: int = 3, version: Version | None = None) -> tuple[str, ...]:
-    """The names most like one that is in no table; with a release, only names it has.
+def nearest(
+    name: str, count: int = 3, version: Version | None = None, alike: float = 0.75
+) -> tuple[str, ...]:
+    """The names most like one that is in no table; with a release, only names it has. `alike`: 0 to 1, as difflib's.
 
     >>> nearest("--gpu-memory-utilisation", 1)
     ('--gpu-memory-utilization',)
@@ -284,7 +286,7 @@ def nearest(name: str, count: int = 3, version: Version | None = None) -> tuple[
     known = [item for item in names("variable" if variable else "flag") if len(item) > 3]
     if version is not None:
         known = [item for item in known if (found := history(item)) and found.exists(version)]
-    return tuple(difflib.get_close_matches(wanted[:80], known, n=count, cutoff=0.75))
+    return tuple(difflib.get_close_matches(wanted[:80], known, n=count, cutoff=alike))
 
 
 def describe(name: str, version: Version | None = None, engine: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""What the built-in table of models says about the model of a log: how its heads divide, how its cache grows.
+"""Whether a model can be split further: its heads and cache by the built-in table of models, the GPUs by the log.
 
 In: a Case. Out: counts and yes/no answers; None or False for a model that the table does not know.
 """
@@ -14,7 +14,9 @@ from diag.release import in_range
 if TYPE_CHECKING:
     from diag.memory.shapes import ModelShape
 
-_LARGEST_GROUP = 16  # GPUs; larger tensor-parallel groups span machines
+_LARGEST_GROUP = 16  # GPUs of a tensor-parallel group
+_TABLE_STEP = 6  # log lines from one GPU of an nvidia-smi table to the next
+_ONE_MACHINE = 8  # GPUs of an ordinary machine
 
 
 @lru_cache(maxsize=64)
@@ -40,7 +42,7 @@ def next_group(case: Case, now: int) -> int | None:
         return 1 << now.bit_length()
     sizes = [size for size in range(now + 1, _LARGEST_GROUP + 1) if _divides(shape, size)]
     powers = [size for size in sizes if size & (size - 1) == 0]
-    return next(iter(powers or sizes), None)
+    return next(iter(powers or [size for size in sizes if size <= _ONE_MACHINE]), None)
 
 
 def divides(case: Case, size: int) -> bool | None:
@@ -76,3 +78,19 @@ def grows_linearly(case: Case) -> bool:
     layers = shape.cache[0]
     other = (layers.state, layers.window, layers.cross_tokens)
     return not shape.hybrid and other == (None, None, None)
+
+
+def tensor_ranks(case: Case) -> int:
+    """The tensor-parallel size, 1 when the log shows none."""
+    return max(1, int(case.situation.setting_number("tensor_parallel_size") or 1))
+
+
+def gpus_shown(case: Case) -> int | None:
+    """GPUs in the nvidia-smi tables of the log: rows of the largest block of neighbouring lines; None without one."""
+    lines = [event.line.number for event in case.situation.facts.seen("nvsmi.gpu")]
+    best = rows = 0
+    last: int | None = None
+    for line in lines:
+        rows = rows + 1 if last is not None and line - last <= _TABLE_STEP else 1
+        best, last = max(best, rows), line
+    return best or None

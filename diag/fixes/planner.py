@@ -1,16 +1,24 @@
 """From a failure to its fixes: every candidate of the table is computed, checked, ordered; the best few remain.
 
 Order: changes that provably fit come first, by what the user gives up; then those whose sum the log does not allow,
-in the table's order. A change that provably does not fit, or that the release does not know, is left out.
+in the table's order. A change that provably does not fit, or that the release does not know, is left out. Only when no
+single change provably fits, two or three together are tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from diag.fixes import actions_host, actions_request, actions_share, actions_work
+from diag.fixes import (
+    actions_host,
+    actions_host_memory,
+    actions_request,
+    actions_share,
+    actions_work,
+)
 from diag.fixes.advice import not_helpful
 from diag.fixes.case import Case, make_case
+from diag.fixes.combine import combined
 from diag.fixes.conditions import applies, fill, values
 from diag.fixes.flags import flag_exists
 from diag.fixes.model import Change, Fix, GmuAdvice, NotHelpful
@@ -28,11 +36,14 @@ ACTIONS: Mapping[str, Action] = {
         actions_share.raise_gmu,
         actions_share.lower_gmu,
         actions_share.set_pool_bytes,
+        actions_share.pin_measured_pool,
         actions_share.cpu_pool,
         actions_share.drop_override,
         actions_request.shorten_context,
         actions_request.fp8_kv,
         actions_request.more_gpus,
+        actions_request.more_stages,
+        actions_request.more_replicas,
         actions_work.fewer_batched_tokens,
         actions_work.fewer_seqs,
         actions_work.enforce_eager,
@@ -42,11 +53,13 @@ ACTIONS: Mapping[str, Action] = {
         actions_work.chunk_prompts,
         actions_work.shorter_profile,
         actions_host.half_precision,
-        actions_host.offload_weights,
+        actions_host_memory.offload_weights,
+        actions_host_memory.offload_kv,
+        actions_host_memory.container_memory,
         actions_host.free_card,
         actions_host.expandable_on,
         actions_host.expandable_off,
-        actions_host.less_swap,
+        actions_host_memory.less_swap,
         actions_host.no_custom_all_reduce,
         actions_host.no_symmetric_memory,
     )
@@ -72,7 +85,9 @@ def plan_fixes(
     table = fix_table()
     case = make_case(situation, read_numbers(situation), advice)
     entry = table.subtypes.get(_class_for(case)) or table.subtypes["unknown"]
-    fixes = _ordered(_candidates(case, table, entry))[:MOST]
+    singles = _candidates(case, table, entry)
+    several = [] if any(fix.fits for fix in singles) else _usable(case, combined(case))
+    fixes = _ordered([*several, *singles])[:MOST]
     changed = {change.flag or change.env for fix in fixes for change in fix.changes}
     return tuple(fixes), not_helpful(case, table, entry, frozenset(filter(None, changed)))
 
@@ -90,12 +105,19 @@ def _class_for(case: Case) -> str:
 
 
 def _candidates(case: Case, table: FixTable, entry: Entry) -> list[Fix]:
-    found = []
-    for name in entry.fixes:
-        fix = ACTIONS[name](case) if name in ACTIONS else _from_step(case, name, table.steps[name])
-        if fix is not None and fix.fits is not False and not _unknown_to_release(case, fix):
-            found.append(fix)
-    return found
+    made = (
+        ACTIONS[name](case) if name in ACTIONS else _from_step(case, name, table.steps[name])
+        for name in entry.fixes
+    )
+    return _usable(case, made)
+
+
+def _usable(case: Case, made: Iterable[Fix | None]) -> list[Fix]:
+    return [
+        fix
+        for fix in made
+        if fix is not None and fix.fits is not False and not _unknown_to_release(case, fix)
+    ]
 
 
 def _unknown_to_release(case: Case, fix: Fix) -> bool:
@@ -105,7 +127,7 @@ def _unknown_to_release(case: Case, fix: Fix) -> bool:
 
 
 def _ordered(fixes: list[Fix]) -> list[Fix]:
-    """Stable: the table's order decides among equals."""
+    """Stable: the table's order decides among equals, combinations first where no sum is known."""
     return sorted(fixes, key=lambda fix: _GIVEN_UP[fix.safety] if fix.fits else len(_GIVEN_UP))
 
 

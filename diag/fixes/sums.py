@@ -74,6 +74,14 @@ def spare_after(case: Case, *, given: float = 0.0, tried: float | None = None) -
     return {"spare_bytes": spare} if spare >= 0 else {}
 
 
+def starved(case: Case, pool: float | None) -> str:
+    """What to add to a sum whose pool no longer holds one full-length request; "" when it does or that is unknown."""
+    request = one_request(case.numbers)
+    if pool is None or request is None or pool >= request + 2 * PRINTED:
+        return ""
+    return f", which then holds {size(pool)}: not surely the {size(request)} of one request"
+
+
 def tokens_of(outlook: dict[str, Value]) -> float | None:
     """Tokens of an outlook; None when unknown."""
     tokens = outlook.get("kv_tokens")
@@ -124,7 +132,12 @@ def is_symptom(case: Case) -> bool:
     fitting, asked = fitting_length(case), case.numbers.asked_len
     if fitting is None or asked is None:
         return False
-    return fitting[0] < _SYMPTOM_TOKENS and fitting[0] < asked.value * _SYMPTOM_SHARE
+    return is_short(fitting[0], asked.value)
+
+
+def is_short(tokens: float, asked: float) -> bool:
+    """Whether a length is far too short to be meant, in itself and beside what was asked for."""
+    return tokens < _SYMPTOM_TOKENS and tokens < asked * _SYMPTOM_SHARE
 
 
 def _whole_blocks(tokens: float) -> int:

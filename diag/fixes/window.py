@@ -17,7 +17,9 @@ _CONTEXT = GIB // 2  # CUDA context and libraries of one process on an empty car
 _GRAPHS = GIB  # CUDA graphs where nothing is logged; usually 0.3-3 GiB
 _GRAPHS_SHARE = 0.05  # a small card holds a small model, whose graphs are smaller
 _SLACK = 256 * MIB  # for growth of collectives and the allocator
-_PRINTED = GIB // 100  # two sizes printed with two decimals are off by that much at most
+_PRINTED = (
+    GIB // 80
+)  # two sizes printed with two decimals, and a step of the card's, are off by that much at most
 
 
 def floor2(share: float) -> float:
@@ -134,7 +136,7 @@ def lower_end(numbers: Numbers) -> float | None:
         or request > pool
     ):
         return None
-    return ceil2(numbers.gmu.value - (pool - request) / numbers.total.value)
+    return ceil2(numbers.gmu.value - (pool - request - _PRINTED) / numbers.total.value)
 
 
 @dataclass(frozen=True, slots=True)

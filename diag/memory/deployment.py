@@ -1,7 +1,7 @@
 """vLLM's flags and a card -> a `Deployment` with every default of the release filled in.
 
-In: settings by their snake_case names as text (`facts.args.flags` makes them), a release, a card. Out: the deployment and
-what was assumed. Values that make no sense are errors; flags that change no memory are named, not guessed at.
+In: settings by their snake_case names as text (`facts.args.flags` makes them), a release, a card. Out: the
+deployment and what was assumed. Values that make no sense are errors; flags that were not looked at are named.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from diag.errors import UsageError
 from diag.memory.defaults import batch_limits
 from diag.memory.eras import Era, default_engine, default_gpu_memory_utilization, era_of
 from diag.memory.gpus import all_gpus, by_name, candidates
+from diag.memory.plan_model import Deployment
 from diag.memory.plan_search import best_parallel, instance_share, share_of_limit
-from diag.memory.predict import Deployment
 from diag.memory.quantization import ONLINE_METHODS, Quantization, named
 from diag.memory.shapes import ModelShape
 from diag.release import as_release
@@ -27,6 +27,7 @@ from diag.units import GIB, parse_size
 NEWEST = "0.33.0"
 """The release that is assumed when none is given: the newest whose source was read."""
 
+_TOWER_LEFT_OUT = Version("0.11.0")  # with no image or video allowed the tower is not loaded
 _CARDS = re.compile(r"(?:(\d{1,4})\s*[x*]\s*)?(.+)", re.IGNORECASE | re.DOTALL)
 _LABEL = re.compile(r"(\d{1,3})\s*gb", re.IGNORECASE)
 _SUFFIX = {"k": 1000, "K": 1024, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
@@ -41,7 +42,8 @@ _ALIASES = {
     "cuda_graph_sizes": "max_cudagraph_capture_size",
 }
 _NO_MEMORY = frozenset(
-    "host port api_key served_model_name trust_remote_code chat_template tool_call_parser reasoning_parser seed revision "
+    "host port api_key served_model_name trust_remote_code chat_template tool_call_parser reasoning_parser seed "
+    "revision "
     "enable_auto_tool_choice enable_prefix_caching enable_chunked_prefill download_dir tokenizer tokenizer_mode model "
     "disable_log_requests disable_log_stats enable_log_requests uvicorn_log_level load_format generation_config".split()
 )  # fmt: skip
@@ -155,7 +157,7 @@ def _flag(key: str) -> str:
     return f"--{key.replace('_', '-')}"
 
 
-def resolve(  # noqa: PLR0913 - what a person can say beside vLLM's flags
+def resolve(
     shape: ModelShape,
     cards: Cards,
     settings: Mapping[str, str],
@@ -197,7 +199,8 @@ def resolve(  # noqa: PLR0913 - what a person can say beside vLLM's flags
         block_size=flags.count("block_size"),
         eager=flags.switch("enforce_eager"),
         hybrid=not flags.switch("disable_hybrid_kv_cache_manager"),
-        language_only=flags.switch("language_model_only"),
+        language_only=flags.switch("language_model_only")
+        or (_no_images(flags) and as_release(version) >= _TOWER_LEFT_OUT),
         encoder=not (flags.switch("skip_mm_profiling") or _no_images(flags)),
         graph_top=flags.count("max_cudagraph_capture_size"),
         kv_bytes=flags.count("kv_cache_memory_bytes"),
@@ -214,7 +217,9 @@ def resolve(  # noqa: PLR0913 - what a person can say beside vLLM's flags
         deployment = replace(deployment, gmu=share)
         assumed.append(f"--gpu-memory-utilization {share:.2f} for each of {instances} instances")
     if limit is not None:
-        deployment = replace(deployment, gmu=share_of_limit(limit, deployment))
+        share = share_of_limit(limit, deployment)
+        deployment = replace(deployment, gmu=share)
+        assumed.append(f"--gpu-memory-utilization {share:g} for {limit / GIB:g} GiB")
     return Resolved(
         deployment=deployment, assumed=tuple(assumed), ignored=flags.unused(), chosen_tp=chosen
     )

@@ -112,7 +112,7 @@ def activation(
     native = sampler_bytes(version, dense=not shape.experts) == NATIVE_SAMPLER_BYTES
     pct = 25 if native and logits > layer else 45
     what = f"{rows:,} rows of logits" if logits > layer else f"{step:,} tokens in one layer"
-    return within(value, pct, f"estimated: {what}", up=pct * 1.4)
+    return within(value, pct, f"{what}", up=pct * 1.4)
 
 
 def encoder(shape: ModelShape, *, step: int | None = None) -> Estimate | None:
@@ -123,7 +123,7 @@ def encoder(shape: ModelShape, *, step: int | None = None) -> Estimate | None:
     value = ENCODER_BYTES * (params / _ENCODER_PARAMS) ** 0.5
     if step is not None:
         value *= min(1, step / _ENCODER_TOKENS)
-    return within(value, 70, "estimated: one largest image or video through the tower")
+    return within(value, 70, "one largest image or video through the tower")
 
 
 def capture_sizes(
@@ -146,7 +146,7 @@ def capture_sizes(
 def graphs(shape: ModelShape, *, sizes: int, tp: int) -> Estimate:
     """Memory of the captured graphs on one rank."""
     value = GRAPH_BYTES * shape.layers * sizes * (_GRAPH_TP_FACTOR if tp > 1 else 1)
-    return within(value, 50, f"estimated: {sizes} sizes x {shape.layers} layers", up=90)
+    return within(value, 50, f"{sizes} sizes x {shape.layers} layers", up=90)
 
 
 def collectives(ranks: int, capability: str | None, *, symmetric: bool) -> Estimate:
@@ -174,9 +174,9 @@ def non_torch(ranks: int, *, early: bool) -> Estimate:
     """Growth outside PyTorch after the start-up snapshot: kernels, handles; `early`: the communicator as well."""
     value = EARLY_NON_TORCH_BYTES if early else NON_TORCH_BYTES
     value += _NON_TORCH_RANK_BYTES * (ranks if ranks > 1 else 0)
-    return within(value, 70, "estimated: kernels and handles", up=150)
+    return within(value, 70, "kernels and handles", up=150)
 
 
 def context() -> Estimate:
     """The CUDA context of one process."""
-    return within(CONTEXT_BYTES, 30, "estimated: 0.3 to 0.65 GiB seen", up=45)
+    return within(CONTEXT_BYTES, 30, "0.3 to 0.65 GiB seen", up=45)

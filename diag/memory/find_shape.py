@@ -95,7 +95,7 @@ def known_models() -> tuple[KnownModel, ...]:
 def _known(row: Mapping[str, Any]) -> KnownModel:
     unknown = set(row) - set(_KEYS) - _OWN
     if unknown:
-        raise ValueError(f"unknown key {sorted(unknown)[0]!r}")
+        raise ValueError(f"unknown key {min(unknown)!r}")
     config: dict[str, Any] = {_KEYS[key]: value for key, value in row.items() if key in _KEYS}
     config.update(row.get("more", {}))
     config["max_position_embeddings"] = row["context"]
@@ -143,11 +143,11 @@ def from_table(name: str) -> ModelShape | None:
     >>> from_table("qwen3-32b").kv_heads, from_table("someone/Qwen3-32B-AWQ").quantization.method
     (8, 'awq')
     """
-    exact = _row(name)
+    exact = known_model(name)
     if exact is not None:
-        return exact.shape()
+        return replace(exact.shape(), name=_last_part(name) if name.startswith("/") else name)
     base, found = of_name(_last_part(name))
-    row = _row(base)
+    row = known_model(base)
     note: tuple[str, ...] = ()
     if row is None:
         row = _fork_of(_plain(base))
@@ -160,7 +160,7 @@ def from_table(name: str) -> ModelShape | None:
     return replace(shape, name=name, quantization=found or shape.quantization, notes=note)
 
 
-def _row(name: str) -> KnownModel | None:
+def known_model(name: str) -> KnownModel | None:
     """The row that answers to a name as it is written, or to its last part."""
     for text in (_plain(name), _plain(_last_part(name))):
         found = _by_name().get(text)
@@ -298,14 +298,12 @@ def _download(name: str, file: str) -> bytes:
     from urllib import error, request
 
     address = f"{_HUB}/{name}/resolve/main/{file}"
-    headers = {"User-Agent": "oomdoc"}
+    asked = request.Request(address, headers={"User-Agent": "oomdoc"})  # noqa: S310 - always https
     token = os.environ.get("HF_TOKEN")
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
+    if token:  # not sent on to the hosts that the hub redirects to
+        asked.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        with request.urlopen(
-            request.Request(address, headers=headers), timeout=_TIMEOUT_S
-        ) as reply:
+        with request.urlopen(asked, timeout=_TIMEOUT_S) as reply:  # noqa: S310
             body: bytes = reply.read(_MAX_CONFIG + 1)
             return body
     except error.HTTPError as failure:

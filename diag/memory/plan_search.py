@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from diag.errors import UsageError
-from diag.memory.predict import Deployment, Plan, predict
+from diag.memory.plan_model import Deployment, Plan
+from diag.memory.predict import predict
 from diag.memory.quantization import named
 from diag.memory.shapes import ModelShape
 from diag.memory.weights import possible_tp
 from diag.units import GIB, format_gib
 
 _STEP = 0.01  # of the share
+_MOST_PAIRS, _MOST_CARDS = 4, 8
 _CLEAR = 32  # lengths are suggested in multiples of it
 
 
@@ -29,6 +31,7 @@ class Change:
     gives: str
     costs: str
     plan: Plan
+    maker: str = ""  # which setting it changes: two of a pair change two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +60,8 @@ def changes(plan: Plan) -> tuple[Change, ...]:
         return tuple(sure)
     pairs = [item for first in _single(plan) for item in _single(first.plan, after=first)]
     found = [change for change in pairs if change.plan.starts]
-    found.sort(key=lambda change: change.flags.count("--"))
-    return tuple((found or single)[:4])
+    found.sort(key=lambda change: -change.plan.length)  # least context given up first
+    return tuple((found or single)[:_MOST_PAIRS])
 
 
 def _better(new: Plan, old: Plan) -> bool:
@@ -69,15 +72,23 @@ def _better(new: Plan, old: Plan) -> bool:
 def _single(plan: Plan, after: Change | None = None) -> Iterator[Change]:
     makers = (_share, _seqs, _eager, _step, _cache_dtype, _length, _ranks, _format)
     for maker in makers:
-        for change in maker(plan):
+        for made in maker(plan):
+            change = replace(made, maker=maker.__name__)
             if after is None:
                 yield change
-            elif change.flags.split()[0] not in after.flags:
-                yield replace(
-                    change,
-                    flags=f"{after.flags} {change.flags}",
-                    costs=f"{after.costs}; {change.costs}",
-                )
+            elif change.maker != after.maker:
+                yield _joined(after, change)
+
+
+def _joined(first: Change, second: Change) -> Change:
+    """Two changes as one; the second was computed on top of the first."""
+    both = f"{first.flags} {second.flags}".startswith("--") and second.flags.startswith("--")
+    costs = dict.fromkeys(f"{first.costs}; {second.costs}".split("; "))  # each said once
+    return replace(
+        second,
+        flags=f"{first.flags}{' ' if both else ', '}{second.flags}",
+        costs="; ".join(costs),
+    )
 
 
 def _try(plan: Plan, flags: str, costs: str, changed: Deployment) -> Iterator[Change]:
@@ -154,13 +165,19 @@ def _length(plan: Plan) -> Iterator[Change]:
 
 
 def _ranks(plan: Plan) -> Iterator[Change]:
+    """More ranks: of the cards at hand, else the fewest further cards that do."""
     own = plan.deployment
-    for tp in possible_tp(plan.shape, own.gpus):
-        if tp > own.tp and tp * own.pp <= own.gpus:
-            changed = replace(own, tp=tp, dp=max(1, own.gpus // (tp * own.pp)))
-            yield from _try(
-                plan, f"--tensor-parallel-size {tp}", "more cards for one replica", changed
-            )
+    for tp in possible_tp(plan.shape, max(own.gpus, _MOST_CARDS)):
+        if tp <= own.tp:
+            continue
+        flags, changed = f"--tensor-parallel-size {tp}", replace(own, tp=tp, dp=1)
+        if tp * own.pp <= own.gpus:
+            changed = replace(changed, dp=max(1, own.gpus // (tp * own.pp)))
+            yield from _try(plan, flags, "more cards for one replica", changed)
+        elif own.instances == 1 and predict(plan.shape, changed).starts:
+            changed = replace(changed, gpus=tp * own.pp)
+            yield from _try(plan, f"{tp * own.pp} such cards with {flags}", "more cards", changed)
+            return
 
 
 def _format(plan: Plan) -> Iterator[Change]:

@@ -1,23 +1,21 @@
 """What vLLM will do with a card, before it is started: every memory term, the KV pool, whether it starts.
 
-In: a `ModelShape` and a `Deployment`. Out: a `Plan` with each term's bytes, range and source, the KV pool, and the three
+In: a `ModelShape` and a `Deployment`. Out: a `Plan` with each term's bytes, range and source, the KV pool, and the
 start-up checks judged with those ranges. The budget is the era's own formula (`eras.py`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from packaging.version import Version
 
 from diag.memory import estimates
-from diag.memory.eras import Era
 from diag.memory.estimates import Estimate, within
-from diag.memory.kv_cache import ceil_div
 from diag.memory.kv_layout import KvLayout, kv_layout
-from diag.memory.quantization import Quantization
+from diag.memory.plan_model import Deployment, Plan, Pool, Term
 from diag.memory.shapes import ModelShape
+from diag.memory.start_checks import spread, start_checks
 from diag.memory.weights import Weights, weights_bytes
 from diag.release import as_release
 from diag.units import format_gib
@@ -29,121 +27,7 @@ _KEPT_NEWER, _NEWER = 1.009, Version("0.19.0")
 _SYMMETRIC_FROM = Version("0.11.0")
 DEFAULT_LENGTH = 8192
 _V0_IMAGE_TOKENS = 1225
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
-    """How the model is to be served, all defaults resolved. Sizes in bytes, lengths in tokens.
-
-    `length` None: as long as fits ("auto"). `used` is what other processes hold on each card. `instances` share one card.
-    """
-
-    version: Version | None
-    engine: str
-    era: Era
-    total: int
-    gpu_name: str
-    capability: str | None = None
-    gpus: int = 1
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    expert_parallel: bool = False
-    gmu: float = 0.92
-    length: int | None = None
-    step: int = 2048
-    seqs: int = 256
-    dtype: str | None = None
-    kv_dtype: str | None = None
-    quantization: Quantization | None = None
-    block_size: int | None = None
-    eager: bool = False
-    hybrid: bool = True
-    language_only: bool = False
-    encoder: bool = True
-    estimate_graphs: bool | None = None  # None: as the release does
-    graph_top: int | None = None  # largest captured batch
-    kv_bytes: int | None = None
-    offload: int = 0  # bytes of weights kept in host memory
-    draft_tokens: int = 0
-    used: int = 0
-    instances: int = 1
-
-    @property
-    def graphs_charged(self) -> bool:
-        """Whether the estimate of the graphs is taken off the pool."""
-        chosen = self.era.graphs_charged if self.estimate_graphs is None else self.estimate_graphs
-        return chosen and self.era.graphs_estimated and not self.eager
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
-    """One part of a card's memory. `charged`: taken off this instance's share before the KV pool."""
-
-    term: str
-    label: str
-    bytes: int
-    low: int
-    high: int
-    source: str
-    charged: bool
-
-    @property
-    def error_pct(self) -> int | None:
-        """Half the range in percent; None when it is exact."""
-        if self.bytes <= 0 or self.low == self.high:
-            return None
-        return round(100 * max(self.bytes - self.low, self.high - self.bytes) / self.bytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One of the start-up checks. `ok` None: within the range of the estimates. `why` is its sum in words."""
-
-    name: str
-    ok: bool | None
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
-    """The KV pool. Bytes with their range; tokens and concurrency as vLLM would print them."""
-
-    bytes: int
-    low: int
-    high: int
-    token_bytes: float
-    tokens: int
-    concurrency: float
-    request_bytes: int
-    longest: int
-    longest_low: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The memory of the fullest rank. `starts` None: too close to call."""
-
-    shape: ModelShape
-    deployment: Deployment
-    weights: Weights
-    terms: tuple[Term, ...]
-    requested: int
-    pool: Pool | None  # None: the model keeps no KV cache
-    layout: KvLayout | None
-    length: int
-    checks: tuple[Check, ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def starts(self) -> bool | None:
-        """All checks pass, one fails, or it is too close to call."""
-        answers = {check.ok for check in self.checks}
-        return False if False in answers else None if None in answers else True
-
-    def term(self, name: str) -> Term | None:
-        """A term by its name."""
-        return next((item for item in self.terms if item.term == name), None)
+_FP8_BLOCK = 128
 
 
 def predict(shape: ModelShape, deployment: Deployment) -> Plan:
@@ -178,7 +62,7 @@ def predict(shape: ModelShape, deployment: Deployment) -> Plan:
     budget = _budget(deployment, terms, requested)
     pool = None if layout is None else _pool(layout, budget, deployment, shape)
     length = own if pool is None or deployment.length else max(1, pool.longest)
-    checks = _checks(shape, deployment, terms, requested, budget, pool, length)
+    checks = start_checks(deployment, terms, requested, budget, pool, length)
     return Plan(
         shape=shape,
         deployment=deployment,
@@ -268,9 +152,11 @@ def _activation(shape: ModelShape, deployment: Deployment) -> Estimate:
         tp=deployment.tp,
         draft_tokens=deployment.draft_tokens,
     )
-    tower = (
-        estimates.encoder(shape) if deployment.encoder and not deployment.language_only else None
-    )
+    tower = None
+    if deployment.encoder and not deployment.language_only:
+        tower = estimates.encoder(
+            shape, step=deployment.step if deployment.engine == "V0" else None
+        )
     if tower is None or tower.bytes <= text.bytes:
         return text
     return Estimate(
@@ -294,13 +180,6 @@ def _others(deployment: Deployment, own: list[Term]) -> Estimate:
 # --- the pool -----------------------------------------------------------------------------------------------------
 
 
-def _spread(terms: tuple[Term, ...]) -> tuple[int, int]:
-    """How far a sum of terms can be lower and higher: the parts are independent, their squares add."""
-    down = math.sqrt(sum((item.bytes - item.low) ** 2 for item in terms))
-    upward = math.sqrt(sum((item.high - item.bytes) ** 2 for item in terms))
-    return round(down), round(upward)
-
-
 def _budget(
     deployment: Deployment, terms: tuple[Term, ...], requested: int
 ) -> tuple[int, int, int]:
@@ -308,7 +187,7 @@ def _budget(
     if deployment.kv_bytes is not None:
         return deployment.kv_bytes, deployment.kv_bytes, deployment.kv_bytes
     charged = tuple(item for item in terms if item.charged)
-    down, upward = _spread(charged)
+    down, upward = spread(charged)
     middle = requested - sum(item.bytes for item in charged)
     return middle, middle - upward, middle + down
 
@@ -333,104 +212,6 @@ def _pool(
     )
 
 
-# --- checks -------------------------------------------------------------------------------------------------------
-
-
-def _checks(  # noqa: PLR0913, PLR0917 - the parts of the plan
-    shape: ModelShape,
-    deployment: Deployment,
-    terms: tuple[Term, ...],
-    requested: int,
-    budget: tuple[int, int, int],
-    pool: Pool | None,
-    length: int,
-) -> tuple[Check, ...]:
-    found = [_load_check(deployment, terms)]
-    if deployment.era.free_check:
-        found.append(_free_check(deployment, terms, requested))
-    if pool is None:
-        return tuple(found)
-    middle, low, high = budget
-    found.append(
-        Check(
-            name="KV blocks",
-            ok=_judge(low, high, 0),
-            why=f"{format_gib(requested)} requested leave {format_gib(middle)} GiB for the KV pool",
-        )
-    )
-    needed = pool.request_bytes
-    if deployment.length is None:
-        ok = None if pool.longest_low < 1 <= pool.longest else pool.longest >= 1
-        why = f"the longest length that fits is {pool.longest:,} tokens"
-    else:
-        ok = _judge(low, high, needed)
-        why = f"one request of {length:,} tokens needs {format_gib(needed)} of {format_gib(middle)} GiB"
-    found.append(Check(name="length", ok=ok, why=why))
-    found.append(_headroom_check(deployment, terms, requested))
-    return tuple(found)
-
-
-def _judge(low: int, high: int, needed: int) -> bool | None:
-    """Whether a size is surely enough, surely too small, or neither."""
-    if low > 0 and low >= needed:
-        return True
-    return False if high <= 0 or high < needed else None
-
-
-def _load_check(deployment: Deployment, terms: tuple[Term, ...]) -> Check:
-    """The weights and the context must fit the card at all."""
-    parts = tuple(
-        item
-        for item in terms
-        if item.term in ("context", "collectives", "weights", "other_processes")
-    )
-    taken = sum(item.bytes for item in parts)
-    down, upward = _spread(parts)
-    ok = _judge(deployment.total - upward, deployment.total + down, taken)
-    weights = next(item for item in terms if item.term == "weights")
-    return Check(
-        name="weights",
-        ok=ok,
-        why=f"{format_gib(weights.bytes)} GiB of weights, {format_gib(taken)} with context and others, "
-        f"on {format_gib(deployment.total)} GiB",
-    )
-
-
-def _free_check(deployment: Deployment, terms: tuple[Term, ...], requested: int) -> Check:
-    """Free memory at start must reach the requested share."""
-    names = (
-        "context",
-        "other_processes",
-        *(() if deployment.era.counts_nccl else ("collectives",)),
-    )
-    taken = tuple(item for item in terms if item.term in names)
-    free = deployment.total - sum(item.bytes for item in taken)
-    down, upward = _spread(taken)
-    return Check(
-        name="free memory",
-        ok=_judge(free - upward, free + down, requested),
-        why=f"{deployment.gmu:.4g} x {format_gib(deployment.total)} = {format_gib(requested)} GiB asked, "
-        f"about {format_gib(free)} free",
-    )
-
-
-def _headroom_check(deployment: Deployment, terms: tuple[Term, ...], requested: int) -> Check:
-    """What is outside of the share must have room beside it: graphs before they were planned, the context."""
-    outside = tuple(item for item in terms if not item.charged)
-    room = deployment.total - requested
-    if deployment.kv_bytes is not None:
-        charged = sum(item.bytes for item in terms if item.charged)
-        room = deployment.total - charged - deployment.kv_bytes
-    taken = sum(item.bytes for item in outside)
-    down, upward = _spread(outside)
-    words = ", ".join(item.label for item in outside) or "nothing"
-    return Check(
-        name="headroom",
-        ok=_judge(room - upward, room + down, taken) if outside else True,
-        why=f"{format_gib(room)} GiB beside the share for about {format_gib(taken)} GiB ({words})",
-    )
-
-
 def _notes(shape: ModelShape, deployment: Deployment, layout: KvLayout | None) -> tuple[str, ...]:
     found: list[str] = []
     if layout is not None and layout.as_full:
@@ -447,11 +228,14 @@ def _notes(shape: ModelShape, deployment: Deployment, layout: KvLayout | None) -
         found.append(
             f"The model's own limit is {shape.context:,} tokens; vLLM refuses more by default."
         )
-    if (
-        ceil_div(shape.kv_heads or 1, deployment.tp) * deployment.tp > shape.kv_heads > 0
-        and not shape.latent
-    ):
+    if deployment.tp > shape.kv_heads > 0 and not shape.latent:
+        heads = f"{shape.kv_heads} KV heads on {deployment.tp} ranks"
+        found.append(f"{heads}: each rank keeps a copy, more ranks save no KV.")
+    width = shape.moe_intermediate or shape.intermediate
+    method = deployment.quantization.method if deployment.quantization else ""
+    if method == "fp8" and not deployment.expert_parallel and width % (_FP8_BLOCK * deployment.tp):
         found.append(
-            f"{shape.kv_heads} KV heads on {deployment.tp} ranks: each rank keeps a copy, more ranks save no KV."
+            f"FP8 checkpoints in blocks of {_FP8_BLOCK} do not divide by TP {deployment.tp} here; "
+            "vLLM refuses them unless the experts are spread (--enable-expert-parallel)."
         )
     return tuple(found)

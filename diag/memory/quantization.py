@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 BY_NAME_PCT = 3.0  # a name does not say which modules stay in 16 bit
+_PATTERN_S = 0.05
 _MAX_PATTERN = 300  # characters of one ignore pattern; configs come from anywhere
 
 
@@ -42,14 +44,22 @@ class Quantization:
 def _names(pattern: str, module: str) -> bool:
     """Whether an ignore entry means a module: a pattern after "re:", a full name, a part of it."""
     if pattern.startswith("re:"):
-        try:
-            return re.match(pattern[3:_MAX_PATTERN], module) is not None
-        except re.error:
-            return False
+        return _matches(pattern[3:_MAX_PATTERN], module)
     plain = pattern.removesuffix(".*").removesuffix("*").rstrip(".")
     if plain.startswith("*"):
         return plain.lstrip("*").strip(".") in module
     return module == plain or module.startswith(f"{plain}.") or module.endswith(f".{plain}")
+
+
+@lru_cache(maxsize=4096)
+def _matches(pattern: str, module: str) -> bool:
+    """A pattern from a config, which may come from anywhere: bounded in time, wrong ones match nothing."""
+    import regex
+
+    try:
+        return regex.match(pattern, module, timeout=_PATTERN_S) is not None
+    except (regex.error, TimeoutError):
+        return False
 
 
 def _grouped(bits: int, group: int, *, scale: float = 2, zero: float = 0.0) -> float:

@@ -49,7 +49,7 @@ def stage_layers(layers: int, pp: int) -> tuple[range, ...]:
     return tuple(range(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
-def weights_bytes(  # noqa: PLR0913 - what decides the weights of a rank
+def weights_bytes(
     shape: ModelShape,
     *,
     dtype: str | None = None,
@@ -114,7 +114,7 @@ def possible_tp(shape: ModelShape, most: int) -> tuple[int, ...]:
     )
 
 
-def _stage(  # noqa: PLR0913, PLR0917 - one place that knows all of them
+def _stage(  # noqa: PLR0913 - one place that knows all of them
     shape: ModelShape,
     stage: int,
     layers: range,

@@ -14,8 +14,8 @@ from typing import Any
 from rich.cells import cell_len
 
 from diag import __version__
+from diag.memory.plan_model import Check, Plan, Term
 from diag.memory.plan_search import Change, Row
-from diag.memory.predict import Check, Plan, Term
 from diag.report.layout import BAD, BOLD, DIM, GOOD, Cell, Page
 from diag.report.markdown import code, prose
 from diag.report.safe import clean
@@ -23,7 +23,8 @@ from diag.units import GIB, format_gib, format_size
 
 SCHEMA_VERSION = 1
 _SHOWN_CHANGES = 3
-_BAR = 16
+_BAR = 12
+_LEAST_SOURCE = 20  # cells beside the numbers; with less the source goes below
 _FULL = "\u2588"
 
 
@@ -37,7 +38,6 @@ class PlanReport:
     sweep: tuple[Row, ...] = ()
     assumed: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    command: str | None = None
 
 
 # --- sentences ----------------------------------------------------------------------------------------------------
@@ -48,10 +48,10 @@ def verdict(plan: Plan) -> tuple[str, str]:
     failing = [check for check in plan.checks if check.ok is False]
     open_ones = [check for check in plan.checks if check.ok is None]
     if failing:
-        return f"It will not start: {_FAILS[failing[0].name]}.", failing[0].why
+        return f"It will not start: {_failure(plan, failing[0])}.", failing[0].why
     if open_ones:
         return (
-            f"Too close to call: {_FAILS[open_ones[0].name]}, within the range of the estimates.",
+            f"Too close to call: {_failure(plan, open_ones[0])}, within the range of the estimates.",
             open_ones[0].why,
         )
     if plan.pool is None:
@@ -59,6 +59,12 @@ def verdict(plan: Plan) -> tuple[str, str]:
     if plan.deployment.length is None:
         return f"It will start with {plan.length:,} tokens of context.", plan.checks[-2].why
     return "It will start.", next(check.why for check in plan.checks if check.name == "length")
+
+
+def _failure(plan: Plan, check: Check) -> str:
+    if check.name == "weights" and plan.term("other_processes"):
+        return "the weights do not fit beside what else is on the card"
+    return _FAILS[check.name]
 
 
 _FAILS = {
@@ -75,14 +81,16 @@ def setting(plan: Plan) -> str:
     own = plan.deployment
     shape = plan.shape
     cards = f"{own.gpus}x {own.gpu_name}" if own.gpus > 1 else own.gpu_name
-    ranks = [f"TP {own.tp}" if own.tp > 1 else "", f"PP {own.pp}" if own.pp > 1 else "",
-             f"{own.dp} replicas" if own.dp > 1 else "", f"{own.instances} instances" if own.instances > 1 else ""]  # fmt: skip
+    sizes = (("TP", own.tp), ("PP", own.pp))
+    ranks = [f"{name} {size}" for name, size in sizes if size > 1]
+    ranks += [f"{own.dp} replicas"] if own.dp > 1 else []
+    ranks += [f"{own.instances} instances"] if own.instances > 1 else []
     form = own.quantization.method if own.quantization else shape.dtype
     parts = [
         f"vLLM {own.version} ({own.engine})",
         f"{clean(shape.name, 80)} ({form})",
         cards,
-        *filter(None, ranks),
+        *ranks,
     ]
     return ", ".join(parts)
 
@@ -128,7 +136,7 @@ def pool_lines(plan: Plan) -> list[tuple[str, str]]:
 
 def _range(term: Term) -> str:
     pct = term.error_pct
-    return "exact" if pct is None else f"\u00b1{pct} %" if pct else "\u00b1<1 %"
+    return "" if pct is None else f"\u00b1{pct} %" if pct else "\u00b1<1 %"
 
 
 def _rows(plan: Plan) -> list[tuple[str, int, str, str, bool]]:
@@ -201,13 +209,17 @@ class _Sheet(Page):
         bar = _BAR if self.table_width >= 78 else 0
         room = self.table_width - label - bar - 26
         for name, size, spread, source, charged in rows:
-            mark = "" if charged or name == "left over" else " (outside the share)"
+            mark = "" if charged or name == "left over" else "; outside the share"
             cells: list[Cell] = [(name, ""), (f"{format_gib(size):>7}", ""), (f"{spread:<7}", DIM)]
             widths = [label, 7, 7]
             if bar:
                 cells.append((self._bar(size, top), ""))
                 widths.append(bar)
-            self.row([*cells, (source + mark, DIM)], [*widths, max(room, 12)], indent=2)
+            if room >= _LEAST_SOURCE:
+                self.row([*cells, (source + mark, DIM)], [*widths, room], indent=2)
+                continue
+            self.row(cells, widths, indent=2)
+            self.row([(source + mark, DIM)], [self.table_width - 4], indent=4)
         words = plan.deployment.era.formula
         self.prose(
             f"budget: {words} (era {plan.deployment.era.value})", indent=2, hanging=2, style=DIM

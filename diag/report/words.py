@@ -33,7 +33,7 @@ SHOWN_FIXES = 3
 SHOWN_RELATED = 3
 TITLE = 160
 SUMMARY = 800
-CHANGE = 160
+CHANGE = 400
 _ALIKE = GIB // 20  # ranks whose terms differ by less share one picture
 
 
@@ -169,7 +169,9 @@ def fix(item: Fix) -> str:
 
 
 def fits(item: Fix) -> str:
-    """The arithmetic's verdict in words."""
+    """The arithmetic's verdict in words; a step without a sum only has its reason."""
+    if item.fits is None and all(part.action is not None for part in item.changes):
+        return "why"
     return {True: "fits", False: "does not fit", None: "unknown"}[item.fits]
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from diag.patterns import why_refused
 from diag.release import in_range
 from diag.resources import data_dir, read_yaml
 from diag.rules.load import read_rules
-from diag.rules.match import load_groups
 from diag.rules.schema import Condition, Rule, When
+from diag.units import parse_size
 
 
 def check_all(rules_dir: Path | None = None) -> list[str]:
@@ -110,10 +111,23 @@ def check_names(folder: Path, known: Catalogue) -> Iterator[str]:
                     yield f"{file}: {name}: unknown row {row!r}{_nearest(row, known.by_id)}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What rules may refer to."""
+
+    known: Catalogue
+    sites: Mapping[str, Any]
+    groups: Mapping[str, Any]
+
+
 def check_rules(rules: Iterable[Rule], known: Catalogue, folder: Path) -> Iterator[str]:
     """Failure rules: path is id, unique titles, known rows, facts and sites, both kinds of example."""
     rules = tuple(rules)
-    sites = read_yaml(folder / "sites.yaml")["sites"]
+    names = _Names(
+        known,
+        read_yaml(folder / "sites.yaml")["sites"],
+        read_yaml(folder / "groups.yaml")["groups"],
+    )
     for title, count in Counter(rule.title for rule in rules).items():
         if count > 1:
             yield f"title {title!r} is used by {count} rules"
@@ -121,16 +135,17 @@ def check_rules(rules: Iterable[Rule], known: Catalogue, folder: Path) -> Iterat
         where = f"failures/{rule.id.replace('.', '/')}.yaml"
         if not (folder / where).is_file():
             yield f"{where}: the id {rule.id!r} does not match the path of its file"
-        yield from (f"{where}: {problem}" for problem in _check_rule(rule, known, sites))
+        yield from (f"{where}: {problem}" for problem in _check_rule(rule, names))
 
 
-def _check_rule(rule: Rule, known: Catalogue, sites: Any) -> Iterator[str]:
+def _check_rule(rule: Rule, names: _Names) -> Iterator[str]:
+    known = names.known
     kinds = {example.expect for example in rule.examples}
     for kind in ("matched", "not_matched"):
         if kind not in kinds:
             yield f"no example that is {kind}"
     for condition in conditions(rule):
-        yield from _check_condition(condition, known, sites)
+        yield from _check_condition(condition, names)
     for name in re.findall(r"\{([\w.]+)\}", " ".join(rule.summary)):
         if name != "problem.text" and name not in known.registry:
             yield f"unknown fact {{{name}}}{_nearest(name, known.registry)}"
@@ -156,20 +171,49 @@ def _walk(part: Condition | When) -> Iterator[Condition]:
         yield from _walk(nested)
 
 
-def _check_condition(condition: Condition, known: Catalogue, sites: Any) -> Iterator[str]:
-    groups = load_groups()
+def _check_condition(condition: Condition, names: _Names) -> Iterator[str]:
+    known, sites, groups = names.known, names.sites, names.groups
     for row in (*(condition.problem or ()), *(condition.seen or ()), *(condition.after or ())):
-        names = groups if row.startswith("@") else known.by_id
-        if row.removeprefix("@") not in names:
-            yield f"unknown row {row!r}{_nearest(row.removeprefix('@'), names)}"
+        ids = groups if row.startswith("@") else known.by_id
+        if row.removeprefix("@") not in ids:
+            yield f"unknown row {row!r}{_nearest(row.removeprefix('@'), ids)}"
     for site in condition.site or ():
         if site not in sites:
             yield f"unknown site {site!r}{_nearest(site, sites)}"
-    if condition.fact is not None and condition.fact not in known.registry:
-        yield f"unknown fact {condition.fact!r}{_nearest(condition.fact, known.registry)}"
+    if condition.fact is not None:
+        yield from _check_fact(condition, known)
     for pattern in (condition.text, condition.log, condition.process, condition.matches):
         if pattern is not None and (problem := why_refused(pattern)):
             yield problem
+
+
+def _check_fact(condition: Condition, known: Catalogue) -> Iterator[str]:
+    """The fact exists, and what it is compared with is of its kind."""
+    name = condition.fact or ""
+    if name not in known.registry:
+        yield f"unknown fact {name!r}{_nearest(name, known.registry)}"
+        return
+    unit = known.registry[name]["unit"]
+    ordered = (condition.lt, condition.le, condition.gt, condition.ge)
+    for value in (*ordered, condition.eq, condition.ne, *(condition.in_ or ())):
+        if value is not None and not _of_kind(value, unit):
+            yield f"fact {name!r} is of unit {unit}; it can't be compared with {value!r}"
+    if unit == "text" and any(value is not None for value in ordered):
+        yield f"fact {name!r} is text; it has no order"
+
+
+def _of_kind(value: object, unit: str) -> bool:
+    if unit == "text":
+        return isinstance(value, str)
+    if unit == "bool":
+        return isinstance(value, bool)
+    if unit == "bytes" and isinstance(value, str):
+        try:
+            parse_size(value)
+        except UnitError:
+            return False
+        return True
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

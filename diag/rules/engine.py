@@ -48,25 +48,37 @@ class Verdict:
     root: Match | None
     others: tuple[Match, ...] = ()  # other subtypes, best first
     echoes: tuple[LogLine, ...] = ()  # lines that only report the root again
+    failed: tuple[str, ...] = ()  # rules that broke, in words: the others have judged
     missing: tuple[str, ...] = ()  # facts that would let more rules decide
 
 
 def judge(facts: Facts, rules: Iterable[Rule]) -> Verdict:
-    """The verdict on one attempt."""
+    """The verdict on one attempt. A rule that breaks is noted, and the rest goes on."""
     matches: list[Match] = []
+    failed: list[str] = []
     text = LogText(facts.lines)
     for rule in rules:
         subjects: Sequence[Problem | None] = (
             facts.problems if rule.subject == "problem" else (None,)
         )
-        matches.extend(
-            found for p in subjects if (found := _apply(rule, Context(facts, text, p))) is not None
-        )
+        try:
+            applied = [_apply(rule, Context(facts, text, subject)) for subject in subjects]
+        except Exception as error:  # noqa: BLE001 - one bad rule must not take the answer with it
+            failed.append(
+                f"The rule {rule.id} could not be tried ({type(error).__name__}: {error})."
+            )
+            continue
+        matches.extend(match for match in applied if match is not None)
     matches.sort(key=lambda match: match.order)
     if not matches:
-        return Verdict(root=None)
+        return Verdict(root=None, failed=tuple(failed))
     root = matches[0]
-    return Verdict(root=root, others=_other_readings(root, matches), echoes=_echoes(root, facts))
+    return Verdict(
+        root=root,
+        others=_other_readings(root, matches),
+        echoes=_echoes(root, facts),
+        failed=tuple(failed),
+    )
 
 
 def _apply(rule: Rule, context: Context) -> Match | None:

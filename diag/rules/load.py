@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from diag.errors import RuleFileError
-from diag.resources import data_names, read_data, read_yaml
+from diag.resources import data_dir, data_names, read_data, read_yaml
 from diag.rules.schema import Rule
 from diag.schema import build, validated
 
@@ -37,3 +37,8 @@ def load_rules() -> tuple[Rule, ...]:
     """The shipped rules without their examples, loaded once."""
     names = data_names("rules/failures")
     return tuple(build(Rule, {**read_data(name), "examples": ()}) for name in names)
+
+
+def all_rules() -> tuple[Rule, ...]:
+    """The shipped rules with their examples, read from the YAML. Raises RuleFileError with every message."""
+    return read_rules(data_dir("rules"))

@@ -12,7 +12,7 @@ from itertools import accumulate
 from diag.errors import UnitError
 from diag.facts.model import Fact, Facts, Problem, Value
 from diag.log.model import LogLine
-from diag.patterns import MAX_TEXT, compile_pattern, found
+from diag.patterns import LINEAR, MAX_TEXT, compile_pattern, found
 from diag.resources import read_data
 from diag.rules.schema import Condition, When
 from diag.terms import RowRole
@@ -50,10 +50,16 @@ class LogText:
     def line_with(self, pattern: str) -> LogLine | None:
         """The first line that holds the pattern; `^` and `$` are the line's ends."""
         if pattern not in self._found:
-            match = compile_pattern(f"(?m){pattern}").search(self._text)
-            index = bisect_right(self._starts, match.start()) - 1 if match else -1
-            self._found[pattern] = self._lines[index] if match else None
+            self._found[pattern] = self._search(pattern) if LINEAR else self._search_each(pattern)
         return self._found[pattern]
+
+    def _search(self, pattern: str) -> LogLine | None:
+        match = compile_pattern(f"(?m){pattern}").search(self._text)
+        return self._lines[bisect_right(self._starts, match.start()) - 1] if match else None
+
+    def _search_each(self, pattern: str) -> LogLine | None:
+        """Line by line: without RE2 the time allowed is for one line."""
+        return next((line for line in self._lines if found(pattern, line.text)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +218,17 @@ def _compare(condition: Condition, context: Context) -> Result:
 
 
 def _holds(condition: Condition, fact: Fact) -> bool:
-    if condition.in_ is not None and fact.value not in condition.in_:
+    """Every comparison of the condition; values of different kinds never hold."""
+    if condition.in_ is not None and fact.value not in [_like(v, fact) for v in condition.in_]:
         return False
     if condition.matches is not None and not found(condition.matches, str(fact.value)):
         return False
     for name, compare in _OPERATORS.items():
         wanted = getattr(condition, name)
-        if wanted is not None and not compare(fact.value, _like(wanted, fact)):
+        try:
+            if wanted is not None and not compare(fact.value, _like(wanted, fact)):
+                return False
+        except TypeError:
             return False
     return True
 

@@ -221,16 +221,34 @@ def read_child(source: str, *, builtin: bool) -> None:
     print(json.dumps(report))
 
 
-def measure_read(log: Path, *, pipe: bool, builtin: bool) -> dict[str, object]:
-    """One run of `read_child`, by path or from a pipe."""
+def measure_child(
+    log: Path, *, pipe: bool, builtin: bool = False, whole: bool = False
+) -> dict[str, object]:
+    """One run of `read_child` or `explain_child`, by path or from a pipe."""
     command = [sys.executable, __file__, "--child", "-" if pipe else str(log)]
     command += ["--builtin"] if builtin else []
+    command += ["--whole"] if whole else []
     if not pipe:
         done = subprocess.run(command, capture_output=True, check=True)
         return dict(json.loads(done.stdout))
     with subprocess.Popen(["cat", str(log)], stdout=subprocess.PIPE) as cat:  # noqa: S607
         done = subprocess.run(command, stdin=cat.stdout, capture_output=True, check=True)
     return dict(json.loads(done.stdout))
+
+
+def explain_child(source: str) -> None:
+    """In a process of its own: the whole `oomdoc explain`, then time and peak memory."""
+    sys.path.insert(0, str(ROOT))
+    from diag.pipeline import diagnose
+    from diag.report.jsonout import to_json
+
+    start, cpu = time.perf_counter(), time.process_time()
+    diagnosis = diagnose(source)
+    to_json(diagnosis)
+    wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    report = {"wall": wall, "cpu": cpu, "peak_mib": peak, "notes": diagnosis.source.notes}
+    print(json.dumps(report | {"total": diagnosis.source.lines}))
 
 
 def measure_grep(log: Path, patterns: Path) -> dict[str, float]:
@@ -253,8 +271,13 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.001, help="share of quiet lines with hits")
     parser.add_argument("--log", type=Path, help="measure this log instead of a generated one")
     parser.add_argument("--builtin", action="store_true", help="use the script's own 60 anchors")
+    parser.add_argument("--json", type=Path, help="write the figures for scripts/update_readme.py")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.child and options.whole:
+        explain_child(options.child)
+        return
     if options.child:
         read_child(options.child, builtin=options.builtin)
         return
@@ -271,22 +294,27 @@ def main() -> None:
         taken = grep_patterns(patterns, Path(folder) / "anchors")
         size = log.stat().st_size / 1e6
         print(f"{size:,.0f} MB, {len(patterns)} anchors ({taken} of them given to grep)")
-        runs: dict[str, list[dict[str, object]]] = {"grep": [], "file": [], "pipe": []}
+        names = ("grep", "file", "pipe", "explain", "explain, pipe")
+        runs: dict[str, list[dict[str, object]]] = {name: [] for name in names}
         for _ in range(options.rounds):
             runs["grep"].append(dict(measure_grep(log, Path(folder) / "anchors")))
-            runs["file"].append(measure_read(log, pipe=False, builtin=options.builtin))
-            runs["pipe"].append(measure_read(log, pipe=True, builtin=options.builtin))
+            runs["file"].append(measure_child(log, pipe=False, builtin=options.builtin))
+            runs["pipe"].append(measure_child(log, pipe=True, builtin=options.builtin))
+            runs["explain"].append(measure_child(log, pipe=False, whole=True))
+            runs["explain, pipe"].append(measure_child(log, pipe=True, whole=True))
     best = {
         name: min(found, key=lambda run: float(str(run["wall"]))) for name, found in runs.items()
     }
     for name, run in best.items():
         wall, cpu = float(str(run["wall"])), float(str(run["cpu"]))
         ratio = wall / float(str(best["grep"]["wall"]))
-        line = f"{name:5} {wall:7.2f} s wall {cpu:7.2f} s CPU {size / wall:7.0f} MB/s  x{ratio:.2f}"
+        line = (
+            f"{name:13} {wall:7.2f} s wall {cpu:7.2f} s CPU {size / wall:7.0f} MB/s  x{ratio:.2f}"
+        )
         if name != "grep":
-            line += (
-                f"  {run['peak_mib']:.0f} MiB peak, {run['kept']:,} of {run['total']:,} lines kept"
-            )
+            line += f"  {run['peak_mib']:.0f} MiB peak"
+        if "kept" in run:
+            line += f", {run['kept']:,} of {run['total']:,} lines kept"
         print(line)
     for name in ("file", "pipe"):
         for note in best[name]["notes"]:  # type: ignore[attr-defined]  # a list of our own child
@@ -294,6 +322,22 @@ def main() -> None:
         if planted is not None:
             found = "all" if best[name]["ooms"] == planted else "NOT all"
             print(f"{name}: {found} {len(planted)} planted errors kept at their line numbers")
+    if options.json:
+        options.json.write_text(json.dumps({"rows": rows(best, size)}, indent=2) + "\n", "utf-8")
+
+
+def rows(best: dict[str, dict[str, object]], size_mb: float) -> list[dict[str, str]]:
+    """What `scripts/update_readme.py` puts into the speed table."""
+    grep = float(str(best["grep"]["wall"]))
+    return [
+        {
+            "what": f"`oomdoc explain`, {size_mb / 1000:.1f} GB generated log, {how}",
+            "measured": f"{float(str(best[name]['wall'])):.1f} s, {best[name]['peak_mib']:.0f} MiB",
+            "beside": f"`grep -cEf` with the same anchors: {grep:.1f} s "
+            f"(ratio {float(str(best[name]['wall'])) / grep:.1f})",
+        }
+        for name, how in (("explain", "a file"), ("explain, pipe", "from a pipe"))
+    ]
 
 
 if __name__ == "__main__":

@@ -274,7 +274,7 @@ class _Reader:
 
 
 def _in_order(choices: Any) -> tuple[str, ...] | None:
-    """Each choice once, numbers by size: releases list the same ones in different orders. None without a literal list."""
+    """Each choice once, numbers by size: releases list the same ones in different orders. None: no literal list."""
     if not isinstance(choices, (list, tuple)) or not 0 < len(choices) <= MAX_CHOICES:
         return None
     return tuple(str(item) for item in sorted(set(choices), key=lambda c: (type(c).__name__, c)))

@@ -200,7 +200,7 @@ def _host_cases(host: Host) -> tuple[Case, ...]:
         ),
         Case(
             name="small-shm",
-            what="/dev/shm of 8 MiB with two ranks",
+            what="8 MiB of /dev/shm with two ranks",
             expected=("host.shm",),
             arguments=(*short, *small_pool, "--tensor-parallel-size", "2"),
             environment={"VLLM_CPU_OMP_THREADS_BIND": "0|1"},

@@ -112,7 +112,7 @@ class Start:
         self._watch = threading.Thread(target=self._watching, args=(limits.resident,), daemon=True)
         self._watch.start()
 
-    def __enter__(self) -> Start:
+    def __enter__(self) -> Start:  # noqa: PYI034
         return self
 
     def __exit__(
@@ -194,7 +194,7 @@ def complete(port: int, model: str, request: Request | None = None) -> tuple[boo
         {"Content-Type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(call, timeout=240) as answer:
+        with urllib.request.urlopen(call, timeout=240) as answer:  # noqa: S310
             found = json.loads(answer.read())
             return True, f"{found['usage']['completion_tokens']} tokens"
     except urllib.error.HTTPError as error:

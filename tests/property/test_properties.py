@@ -14,8 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_samples import (
-    INIT_FAILED, MAX_LEN, NO_BLOCKS, OOM, SERVING, STATS, core, planned, start, traceback,
-)  # fmt: skip
+    INIT_FAILED,
+    MAX_LEN,
+    NO_BLOCKS,
+    OOM,
+    SERVING,
+    STATS,
+    core,
+    planned,
+    start,
+    traceback,
+)
 
 from diag.errors import LogReadError
 from diag.facts.catalogue import message_files
@@ -27,7 +36,7 @@ from diag.terms import Outcome
 TESTS = Path(__file__).resolve().parents[1]
 QUIET, EXAMPLES = TESTS / "quiet", TESTS.parent / "examples"
 few = settings(max_examples=50, deadline=None, derandomize=True)
-fewer = settings(max_examples=15, deadline=None, derandomize=True)
+fewer = settings(max_examples=10, deadline=None, derandomize=True)
 
 PROFILE = (
     ("v1/worker/gpu_worker.py", "determine_available_memory"),

@@ -6,8 +6,18 @@ import io
 
 import pytest
 from log_samples import (
-    GIB, INIT_FAILED, MAX_LEN, NO_BLOCKS, OOM, SERVING, STATS, core, planned, start, traceback,
-)  # fmt: skip
+    GIB,
+    INIT_FAILED,
+    MAX_LEN,
+    NO_BLOCKS,
+    OOM,
+    SERVING,
+    STATS,
+    core,
+    planned,
+    start,
+    traceback,
+)
 
 from diag import pipeline
 from diag.errors import LogReadError, UsageError
@@ -88,22 +98,17 @@ def test_of_very_many_starts_the_last_are_looked_at(monkeypatch):
     assert subtype(diagnose(text, attempt="first")) == "kv.max_len_exceeds"
 
 
-ENGINE = "\n".join(
-    [
-        "INFO 08-03 21:49:20 [core.py:58] Initializing a V1 LLM engine (v0.9.1) with config: model='m', max_seq_len=4096",
-        "INFO 08-03 21:49:21 [gpu_model_runner.py:1273] Model loading took 0.7318 GiB and 1.412070 seconds",
-        "INFO 08-03 21:49:22 [kv_cache_utils.py:716] GPU KV cache size: 127,664 tokens",
-        "INFO 08-03 21:49:23 [core.py:171] init engine (profile, create kv cache, warmup model) took 13.87 seconds",
-    ]
+BEGINS = "INFO 08-03 21:49:20 [core.py:58] Initializing a V1 LLM engine (v0.9.1) with config: model='m', seed=0"
+ENGINE = f"""{BEGINS}
+INFO 08-03 21:49:21 [gpu_model_runner.py:1273] Model loading took 0.7318 GiB and 1.412070 seconds
+INFO 08-03 21:49:22 [kv_cache_utils.py:716] GPU KV cache size: 127,664 tokens
+INFO 08-03 21:49:23 [core.py:171] init engine (profile, create kv cache, warmup model) took 13.87 seconds"""
+REFUSED = (
+    "ERROR 08-03 21:50:22 [core.py:396] ValueError: Free memory on device (2.86/23.52 GiB) on startup is less than "
+    "desired GPU memory utilization (0.9, 21.17 GiB). Decrease GPU memory utilization or reduce GPU memory used by "
+    "other processes."
 )
-SECOND = "\n".join(
-    [
-        ENGINE.split("\n", maxsplit=1)[0],
-        "ERROR 08-03 21:50:22 [core.py:396] ValueError: Free memory on device (2.86/23.52 GiB) on startup is less than "
-        "desired GPU memory utilization (0.9, 21.17 GiB). Decrease GPU memory utilization or reduce GPU memory used by "
-        "other processes.",
-    ]
-)
+SECOND = f"{BEGINS}\n{REFUSED}"
 
 
 def test_an_earlier_engine_of_the_same_program_still_holds_its_memory():
@@ -118,7 +123,7 @@ def test_the_same_message_without_an_earlier_engine_is_the_start_up_check():
 
 
 def test_a_server_that_is_started_again_is_another_process():
-    found = diagnose(f"{UP}\n{start()}\n{SECOND.splitlines()[1]}\n")
+    found = diagnose(f"{UP}\n{start()}\n{REFUSED}\n")
     assert subtype(found) == "kv.free_below_target"
 
 
@@ -136,10 +141,11 @@ def test_the_release_is_the_printed_one_or_the_given_one():
     assert (none.vllm_version, none.vllm_origin) == (None, None)
 
 
-@pytest.mark.xfail(reason="any text is taken for a release")
-def test_a_release_that_is_none():
-    with pytest.raises(UsageError):
-        diagnose(core(NO_BLOCKS) + "\n", vllm_version="banana")
+def test_a_release_that_is_none_counts_as_unknown():
+    """People write "main" or "nightly"; that must not cost them the answer."""
+    found = diagnose(core(NO_BLOCKS) + "\n", vllm_version="banana")
+    assert found.diagnosis is not None
+    assert any("banana" in note for note in found.source.notes)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +176,6 @@ def test_a_card_that_nobody_knows(gpu):
         diagnose(core(NO_BLOCKS) + "\n", gpu=gpu)
 
 
-@pytest.mark.xfail(reason="0 divides by zero, a negative size is taken")
 @pytest.mark.parametrize("gpu", ["0", "0 GiB", "-5 GiB"])
 def test_a_card_of_no_size(gpu):
     with pytest.raises(UsageError, match="is no GPU"):
@@ -209,7 +214,7 @@ def test_a_healthy_server_that_turned_requests_away():
         f"(APIServer pid=1) ERROR 01-09 11:22:00 [serving_chat.py:237] {part}"
         for part in traceback(
             ("entrypoints/openai/serving_chat.py", "create_chat_completion"),
-            error="ValueError: This model's maximum context length is 32768 tokens. However, you requested 40000 tokens.",
+            error="ValueError: This model's maximum context length is 32768 tokens. You requested 40000 tokens.",
         )
     )
     found = diagnose(f"{UP}\n{request}\n{STATS.format(running=1, waiting=0, usage=2.0)}\n")
@@ -228,7 +233,7 @@ def test_a_start_that_is_not_complete():
 
 def test_a_failure_that_is_not_memory():
     found = diagnose(
-        f"{start()}\n{core('TypeError: forward() got an unexpected keyword argument')}\n(APIServer pid=1) {INIT_FAILED}\n"
+        f"{start()}\n{core('TypeError: forward() got an unexpected argument')}\n(APIServer pid=1) {INIT_FAILED}\n"
     )
     assert found.outcome is Outcome.OTHER_FAILURE
     assert found.diagnosis.family is Family.LOOKALIKE
@@ -303,9 +308,6 @@ def test_impossible_numbers_end_nothing(text):
         assert found.diagnosis is not None
 
 
-@pytest.mark.xfail(
-    raises=ZeroDivisionError, reason="the fix that lowers max_num_batched_tokens divides by it"
-)
 def test_a_batch_of_no_tokens():
     frames = traceback(("v1/worker/gpu_worker.py", "profile_run"), error=OOM)
     text = "\n".join(

@@ -62,7 +62,7 @@ def test_a_changed_file_makes_it_anew_and_removes_the_old(tree, tmp_path):
     resources._cached(tree)
     before = kept(tmp_path)
     write_later(tree / "corpus" / "gpus.yaml", "gpus: [2]\n")
-    assert json.loads(resources._cached(tree))["corpus/gpus.yaml"] == {"gpus": [2]}
+    assert resources._cached(tree)["corpus/gpus.yaml"] == {"gpus": [2]}
     after = kept(tmp_path)
     assert len(after) == 1
     assert after != before
@@ -70,12 +70,12 @@ def test_a_changed_file_makes_it_anew_and_removes_the_old(tree, tmp_path):
 
 @pytest.mark.parametrize("change", ["added", "removed"])
 def test_an_added_or_removed_file_makes_it_anew(tree, change):
-    before = json.loads(resources._cached(tree))
+    before = resources._cached(tree)
     if change == "added":
         (tree / "rules" / "new.yaml").write_text("a: 1\n")
     else:
         (tree / "corpus" / "gpus.yaml").unlink()
-    after = json.loads(resources._cached(tree))
+    after = resources._cached(tree)
     assert set(before) ^ set(after) == {
         "rules/new.yaml" if change == "added" else "corpus/gpus.yaml"
     }
@@ -89,30 +89,28 @@ def test_no_part_written_files_stay_behind(tree, tmp_path):
 def test_a_cache_that_cannot_be_written_is_passed_over(tree, tmp_path, monkeypatch):
     (tmp_path / "blocked").write_text("a file where a folder should be")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
-    assert json.loads(resources._cached(tree))["corpus/gpus.yaml"] == {"gpus": [1]}
+    assert resources._cached(tree)["corpus/gpus.yaml"] == {"gpus": [1]}
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
 def test_a_cache_folder_without_write_permission_is_passed_over(tree, tmp_path):
     (tmp_path / "cache").mkdir(mode=0o500)
-    assert json.loads(resources._cached(tree))["corpus/gpus.yaml"] == {"gpus": [1]}
+    assert resources._cached(tree)["corpus/gpus.yaml"] == {"gpus": [1]}
 
 
-@pytest.mark.xfail(raises=RuntimeError, reason="Path.home() raises where a user has no home folder")
 def test_a_user_without_a_home_folder_does_without_a_cache(tree, monkeypatch):
     def no_home():
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", no_home)
-    assert json.loads(resources._cached(tree))["corpus/gpus.yaml"] == {"gpus": [1]}
+    assert resources._cached(tree)["corpus/gpus.yaml"] == {"gpus": [1]}
 
 
-@pytest.mark.xfail(raises=json.JSONDecodeError, reason="a damaged cache file is read as it is")
 def test_a_damaged_cache_is_made_anew(tree, tmp_path, monkeypatch):
     resources._cached(tree)
     kept(tmp_path)[0].write_text('{"rules/si')
-    assert json.loads(resources._cached(tree))["corpus/gpus.yaml"] == {"gpus": [1]}
+    assert resources._cached(tree)["corpus/gpus.yaml"] == {"gpus": [1]}
 
 
 def test_broken_yaml_is_named_with_its_line(tmp_path):
@@ -145,13 +143,13 @@ def test_every_broken_file_is_reported_together(tree):
     assert {problem.split(":")[0] for problem in caught.value.problems} == {"one.yaml", "two.yaml"}
 
 
-@pytest.mark.xfail(raises=KeyError, reason="the bundle asks each row for its pattern")
-def test_a_row_without_a_pattern_is_reported_by_file(tree):
+def test_a_row_without_a_pattern_is_left_to_the_check(tree):
+    """The bundle only carries files; what a row must have, the catalogue says when it loads them."""
     (tree / "rules" / "messages" / "vllm.yaml").write_text(
         "origin: x\nmessages:\n- {id: a.b, role: info}\n"
     )
-    with pytest.raises(RuleFileError, match=r"vllm\.yaml"):
-        build_bundle(tree)
+    (row,) = json.loads(build_bundle(tree))["rules/messages/vllm.yaml"]["messages"]
+    assert row["literals"] == []
 
 
 def test_the_shipped_data_is_complete():

@@ -83,7 +83,6 @@ def test_keys_of_a_nested_dict_are_not_the_engines():
     assert (found["model"], found["max_model_len"]) == ("m", 8192)
 
 
-@pytest.mark.xfail(reason="of a dict that holds a dict the plain keys count as the engine's own")
 def test_the_draft_model_of_a_nested_speculative_config_is_not_the_model():
     text = "{'speculative_config': {'model': 'draft', 'extra': {'a': 1}}, 'model': 'target'}"
     assert values(from_event(event("cfg.non_default_args", text)))["model"] == "target"
@@ -125,7 +124,6 @@ def test_a_command(command, wanted):
     assert values(from_command(command)) == wanted
 
 
-@pytest.mark.xfail(reason="--no-FLAG is read as enable_FLAG, whatever the flag")
 def test_a_negated_flag_that_has_no_enable_in_its_name():
     assert values(from_command("vllm serve m --no-enforce-eager")) == {
         "model": "m",
@@ -144,7 +142,6 @@ def test_the_first_of_two_flags_wins_nothing_twice():
     assert [fact.value for fact in facts if fact.name == "config.max_num_seqs"] in ([4], [8])
 
 
-@pytest.mark.xfail(reason="argparse takes the last of a repeated flag, oomdoc the first")
 def test_of_a_repeated_flag_the_last_counts_as_in_vllm():
     found = values(from_command("vllm serve m --max-num-seqs 4 --max-num-seqs 8"))
     assert found["max_num_seqs"] == 8

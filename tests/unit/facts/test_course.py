@@ -72,7 +72,10 @@ def test_a_server_that_went_on_after_a_problem(text, survived):
     assert facts_of(text + "\n").flag("attempt.survived") is survived
 
 
-GONE = "ERROR 08-03 21:49:24 [core_client.py:606] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client."
+GONE = (
+    "ERROR 08-03 21:49:24 [core_client.py:606] Engine core proc EngineCore_DP0 died unexpectedly, "
+    "shutting down client."
+)
 
 
 def test_an_offline_program_that_ends_by_losing_its_engine_ended_well():

@@ -124,7 +124,7 @@ def test_a_neighbour_is_freed_before_the_share_is_lowered():
     fixes, useless = plan(
         situation("kv.free_below_target", facts, version="0.22.1", phase=Phase.INIT_DEVICE)
     )
-    assert [fix.id for fix in fixes] == ["free_card", "lower_gmu"]
+    assert [fix.id for fix in fixes] == ["free_card", "lower_gmu", "one_after_another"]
     assert "4.25 GiB" in fixes[0].proof
     assert fixes[1].changes[0].to == 0.81
     assert useless[0].change == "raise --gpu-memory-utilization"

@@ -175,15 +175,16 @@ def test_the_outcome_of_a_failure(family, outcome):
     assert compose.outcome(*judged(core(NO_BLOCKS), rule(family=family.value))) is outcome
 
 
+POOL = "KV pool 21.77 GiB, 158,512 tokens, 4.84 requests of 32,768 tokens. Nothing to do."
+
+
 @pytest.mark.parametrize(
     ("text", "outcome", "headline"),
     [
         (f"{start()}\n{planned()}\n{SERVING}", Outcome.HEALTHY,
-         "Healthy start: serving since line 11. KV pool 21.77 GiB, 158,512 tokens, 4.84 requests of 32,768 tokens. "
-         "Nothing to do."),
+         "Healthy start: serving since line 11. " + POOL),
         (f"{start()}\n{planned()}", Outcome.HEALTHY,
-         "Healthy start: start-up went through. KV pool 21.77 GiB, 158,512 tokens, 4.84 requests of 32,768 tokens. "
-         "Nothing to do."),
+         "Healthy start: start-up went through. " + POOL),
         (SERVING, Outcome.HEALTHY, "Healthy start: serving since line 1. Nothing to do."),
         (start(), Outcome.UNKNOWN,
          "Cannot tell yet. The log ends in the profile run and shows no failure up to there."),

@@ -1,0 +1,93 @@
+"""A command that sits inside other text - a script, a quoted YAML scalar, `bash -c "..."` - read without its quoting.
+
+A `View` knows for each character where it stands in the file and how a new piece must be quoted to stand there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from diag.errors import RewriteError
+
+_SIMPLE_ESCAPES = {'"': '"', "\\": "\\", "/": "/", "n": "\n", "t": "\t", " ": " "}
+_SHELL_ESCAPED = '"\\$`'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """`text` unquoted; `at[i]`: offset in the file of its i-th character, with one more for the end.
+
+    `lines`: a newline ends a command and `#` begins a comment; otherwise both are as any blank or letter.
+    `docker`: comment lines may stand between continued lines.
+    """
+
+    text: str
+    at: Sequence[int]
+    escape: Callable[[str], str]
+    lines: bool = False
+    docker: bool = False
+
+
+def _as_is(text: str) -> str:
+    return text
+
+
+def plain_view(text: str, start: int, end: int, *, lines: bool, docker: bool = False) -> View:
+    """A part of the file as it stands."""
+    return View(
+        text=text[start:end],
+        at=range(start, end + 1),
+        escape=_as_is,
+        lines=lines,
+        docker=docker,
+    )
+
+
+def single_quoted(outer: View, start: int, end: int, *, lines: bool, shell: bool) -> View:
+    """What stands between single quotes: nothing is escaped in a shell, `''` is a quote in YAML."""
+    inner = outer.text[start:end]
+    quote = "'\\''" if shell else "''"
+
+    def escape(text: str) -> str:
+        return outer.escape(text.replace("'", quote))
+
+    if shell or "''" not in inner:
+        return View(text=inner, at=outer.at[start : end + 1], escape=escape, lines=lines)
+    letters, at, index = [], [], start
+    while index < end:
+        letters.append(outer.text[index])
+        at.append(outer.at[index])
+        index += 2 if outer.text.startswith("''", index) else 1
+    return View(text="".join(letters), at=[*at, outer.at[end]], escape=escape, lines=lines)
+
+
+def double_quoted(outer: View, start: int, end: int, *, lines: bool, shell: bool) -> View:
+    """What stands between double quotes. Raises RewriteError for escapes that hide a character's code."""
+    letters, at, index = [], [], start
+    while index < end:
+        letter, at_letter = outer.text[index], outer.at[index]
+        if letter == "\\" and index + 1 < end and outer.text[index + 1] not in "\r\n":
+            letter = _unescaped(outer.text[index + 1], shell=shell)
+            index += len(letter) == 1
+        index += 1
+        letters.append(letter[0])
+        at.append(at_letter)
+
+    def escape(text: str) -> str:
+        special = r'["\\$`]' if shell else r'["\\]'
+        return outer.escape(re.sub(rf"{special}(?!\r?\n)", r"\\\g<0>", text))
+
+    return View(text="".join(letters), at=[*at, outer.at[end]], escape=escape, lines=lines)
+
+
+def _unescaped(letter: str, *, shell: bool) -> str:
+    """The character that an escape stands for; two of them when the backslash stands for itself."""
+    if shell:
+        return letter if letter in _SHELL_ESCAPED else "\\\\"
+    if letter in _SIMPLE_ESCAPES:
+        return _SIMPLE_ESCAPES[letter]
+    raise RewriteError(
+        f"the command is quoted in an unusual way (\\{letter})", hint="write it with plain quotes"
+    )
