@@ -15,6 +15,7 @@ from diag.facts.catalogue import catalogue, plain_scan_patterns, scan_patterns
 from diag.facts.collect import collect
 from diag.facts.model import Fact, Facts
 from diag.fixes.command import command_from_facts
+from diag.fixes.flag_check import check_command
 from diag.fixes.direction import advise_gmu
 from diag.fixes.planner import plan_fixes
 from diag.fixes.situation import Situation
@@ -221,6 +222,7 @@ def _report(
         gmu=advice if found else None,
         fixes=fixes,
         not_helpful=not_helpful,
+        flag_notes=check_command(launch or facts, version, engine),
         next_steps=compose.next_steps(chosen.outcome, found, [event.row for event in facts.events]),
     )
 

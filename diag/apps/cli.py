@@ -226,6 +226,7 @@ def plan(
     color: Annotated[
         ColorChoice, typer.Option(help="NO_COLOR and FORCE_COLOR are obeyed.")
     ] = ColorChoice.AUTO,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Short for --color never.")] = False,
 ) -> int:
     """Compute beforehand what vLLM will do with a card: every memory term, the KV pool, whether it starts."""
     target = None if output not in (None, "-") else sys.stdout
@@ -240,7 +241,7 @@ def plan(
         sweep=sweep,
         hub=hub,
         format=PlanFormat.JSON if as_json else output_format,
-        color=wants_color(color, target),
+        color=wants_color(ColorChoice.NEVER if no_color else color, target),
         unicode=shows_unicode(target),
         width=text_width(target),
     )

@@ -51,17 +51,21 @@ class Row:
 
 
 def changes(plan: Plan) -> tuple[Change, ...]:
-    """Single changes that make a plan start, least given up first; pairs when no single one does."""
+    """Single changes that make a plan start, least given up first; pairs when no single one does with these cards."""
     if plan.starts:
         return ()
     single = [change for change in _single(plan) if _better(change.plan, plan)]
     sure = [change for change in single if change.plan.starts]
-    if sure:
+    if any(change.plan.deployment.gpus <= plan.deployment.gpus for change in sure):
         return tuple(sure)
     pairs = [item for first in _single(plan) for item in _single(first.plan, after=first)]
-    found = [change for change in pairs if change.plan.starts]
+    found = [
+        change
+        for change in pairs
+        if change.plan.starts and change.plan.deployment.gpus <= plan.deployment.gpus
+    ]
     found.sort(key=lambda change: -change.plan.length)  # least context given up first
-    return tuple((found or single)[:_MOST_PAIRS])
+    return (*found[:_MOST_PAIRS], *sure) or tuple(single[:_MOST_PAIRS])
 
 
 def _better(new: Plan, old: Plan) -> bool:

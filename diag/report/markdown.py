@@ -31,6 +31,7 @@ def render(diagnosis: Diagnosis) -> str:
         _command(diagnosis),
         _next_steps(diagnosis),
         _dont(diagnosis),
+        _flag_notes(diagnosis),
         _memory(diagnosis),
         _direction(diagnosis),
         _readings(diagnosis),
@@ -173,6 +174,11 @@ def _next_steps(diagnosis: Diagnosis) -> str:
 def _dont(diagnosis: Diagnosis) -> str:
     items = [f"{prose(item.change)}: {prose(item.why)}" for item in diagnosis.not_helpful]
     return f"**Don't**\n\n{_list(items)}" if items else ""
+
+
+def _flag_notes(diagnosis: Diagnosis) -> str:
+    items = [f"{code(note.flag)}: {prose(note.why)}" for note in diagnosis.flag_notes]
+    return f"**In your command**\n\n{_list(items)}" if items else ""
 
 
 def _memory(diagnosis: Diagnosis) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from diag.fixes.flag_check import FlagNote
 from diag.fixes.model import Change, Fix, GmuAdvice, NotHelpful
 from diag.memory.model import Ledger, LedgerEntry, RankLedger
 from diag.terms import EvidenceRole, Family, Origin, Outcome, Phase
@@ -25,6 +26,7 @@ __all__ = [
     "FactOut",
     "Finding",
     "Fix",
+    "FlagNote",
     "GmuAdvice",
     "KnownBug",
     "Ledger",
@@ -162,6 +164,7 @@ class Diagnosis:
     gmu: GmuAdvice | None = None
     fixes: tuple[Fix, ...] = ()
     not_helpful: tuple[NotHelpful, ...] = ()
+    flag_notes: tuple[FlagNote, ...] = ()  # about the user's own command, for this release
     known_bugs: tuple[KnownBug, ...] = ()
     related: tuple[Related, ...] = ()
     next_steps: tuple[str, ...] = ()  # commands that get the missing lines, for an unknown outcome

@@ -43,6 +43,7 @@ def render(
     page.command(diagnosis)
     page.next_steps(diagnosis)
     page.dont(diagnosis)
+    page.flag_notes(diagnosis)
     page.memory(diagnosis)
     page.direction(diagnosis)
     page.readings(diagnosis)
@@ -199,6 +200,11 @@ class _Answer(Page):
             self.pairs(
                 [(clean(item.change, 120), clean(item.why)) for item in diagnosis.not_helpful]
             )
+
+    def flag_notes(self, diagnosis: Diagnosis) -> None:
+        if diagnosis.flag_notes:
+            self.heading("In your command")
+            self.pairs([(clean(n.flag, 120), clean(n.why)) for n in diagnosis.flag_notes])
 
     def direction(self, diagnosis: Diagnosis) -> None:
         advice = words.advises_gmu(diagnosis)

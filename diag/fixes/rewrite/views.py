@@ -64,28 +64,29 @@ def single_quoted(outer: View, start: int, end: int, *, lines: bool, shell: bool
 
 
 def double_quoted(outer: View, start: int, end: int, *, lines: bool, shell: bool) -> View:
-    """What stands between double quotes. Raises RewriteError for escapes that hide a character's code."""
+    """What stands between double quotes. Raises RewriteError for escapes that give a character's code."""
     letters, at, index = [], [], start
     while index < end:
-        letter, at_letter = outer.text[index], outer.at[index]
-        if letter == "\\" and index + 1 < end and outer.text[index + 1] not in "\r\n":
-            letter = _unescaped(outer.text[index + 1], shell=shell)
-            index += len(letter) == 1
+        letter, where = outer.text[index], outer.at[index]
         index += 1
-        letters.append(letter[0])
-        at.append(at_letter)
+        if letter == "\\" and index < end and outer.text[index] not in "\r\n":
+            found = _unescaped(outer.text[index], shell=shell)
+            letter = found or letter
+            index += found is not None
+        letters.append(letter)
+        at.append(where)
+    special = r'["\\$`]' if shell else r'["\\]'
 
     def escape(text: str) -> str:
-        special = r'["\\$`]' if shell else r'["\\]'
         return outer.escape(re.sub(rf"{special}(?!\r?\n)", r"\\\g<0>", text))
 
     return View(text="".join(letters), at=[*at, outer.at[end]], escape=escape, lines=lines)
 
 
-def _unescaped(letter: str, *, shell: bool) -> str:
-    """The character that an escape stands for; two of them when the backslash stands for itself."""
+def _unescaped(letter: str, *, shell: bool) -> str | None:
+    """The character that an escape stands for; None when the backslash stands for itself."""
     if shell:
-        return letter if letter in _SHELL_ESCAPED else "\\\\"
+        return letter if letter in _SHELL_ESCAPED else None
     if letter in _SIMPLE_ESCAPES:
         return _SIMPLE_ESCAPES[letter]
     raise RewriteError(

@@ -280,14 +280,19 @@ def test_the_cpu_back_end_gets_its_own_knob():
 # --- words that only contain the sign ---------------------------------------------------------------------------
 
 
+PROMPT = (
+    "INFO 01-09 11:20:40 [logger.py:39] Received request cmpl-7: prompt: 'Why do I see "
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB?'"
+)
+
+
 @pytest.mark.parametrize(
     "line",
     [
         core("Loading weights for the bloom-room-zoom checkpoint", "INFO"),
         core("The request was not out of memory budget, scheduling it", "INFO"),
         "  --oom-score INTEGER  how readily the kernel kills this process when out of memory",
-        "(APIServer pid=1) INFO 01-09 11:20:40 [logger.py:39] Received request cmpl-7: prompt: 'Explain "
-        + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB'",
+        PROMPT,
     ],
     ids=["a part of a word", "a negation", "the help of an option", "an old log in a prompt"],
 )
