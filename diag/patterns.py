@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Protocol
 
 MAX_TEXT = 64 << 10  # characters of one line that a pattern sees
 TIMEOUT_S = 0.5  # for one pattern on one line, without RE2
 _MIN_LITERAL = 4
 _MAX_LITERALS = 16
+_MAX_CLAUSES = 4
 _CONTROL = {"t": "\t", "n": "\n", "r": "\r"}
 
 
@@ -90,6 +92,44 @@ def compile_pattern(pattern: str) -> Pattern:
     return compiled
 
 
+@lru_cache(maxsize=4096)
+def _group_indices(compiled: Any) -> tuple[tuple[str, int], ...]:
+    return tuple(compiled.groupindex.items())
+
+
+def group_texts(pattern: str, text: str, limit: int) -> list[dict[str, str]]:
+    """The named groups of each match in the first MAX_TEXT characters, at most `limit` matches.
+
+    A group that took no part is left out. RE2 searches bytes here: its wrapper spends more on translating offsets of
+    a str than on the search.
+    """
+    text = text[:MAX_TEXT]
+    if not LINEAR:
+        matches = islice(compile_pattern(pattern).finditer(text), limit)
+        groups = [match.groupdict() for match in matches]
+        return [{k: v for k, v in found.items() if v is not None} for found in groups]
+    compiled: Any = compile_pattern(pattern)
+    data = text.encode("utf-8", "replace")
+    names = _group_indices(compiled)
+    found: list[dict[str, str]] = []
+    at = 0
+    while len(found) < limit and (match := compiled.search(data, at)):
+        texts = ((name, match.group(index)) for name, index in names)
+        found.append({n: part.decode("utf-8", "replace") for n, part in texts if part is not None})
+        start, end = match.span()
+        at = end if end > start else end + 1
+        if at >= len(data):
+            break
+    return found
+
+
+def position(pattern: str, data: bytes) -> int | None:
+    """Where the pattern first occurs in UTF-8 bytes; None: nowhere. Only with RE2 (LINEAR)."""
+    compiled: Any = compile_pattern(pattern)
+    match = compiled.search(data)
+    return None if match is None else match.start()
+
+
 def found(pattern: str, text: str) -> bool:
     """Whether the pattern occurs in the first MAX_TEXT characters."""
     return compile_pattern(pattern).search(text[:MAX_TEXT]) is not None
@@ -146,7 +186,23 @@ def required_literals(pattern: str) -> tuple[str, ...]:
     """
     if re.search(r"\(\?[a-zA-Z]*i", pattern):
         return ()
-    return _Literals(pattern).alternatives()
+    clauses = _Literals(pattern).clauses()
+    return clauses[0] if clauses else ()
+
+
+def required_clauses(pattern: str) -> tuple[tuple[str, ...], ...]:
+    r"""Several such sets, the surest first: a match holds a text of each.
+
+    >>> required_clauses(r"took (?P<a_s>[\d.]+) seconds, (?:GPU|HBM chip) \d+ is full")
+    ((' seconds, ',), (' is full',), ('took ',))
+    """
+    if re.search(r"\(\?[a-zA-Z]*i", pattern):
+        return ()
+    return tuple(_Literals(pattern).clauses()[:_MAX_CLAUSES])
+
+
+def _shortest(texts: tuple[str, ...]) -> int:
+    return min(len(text) for text in texts)
 
 
 class _Literals:
@@ -156,19 +212,31 @@ class _Literals:
         self._pattern = pattern
         self._at = 0
 
-    def alternatives(self) -> tuple[str, ...]:
-        """The texts of all branches up to the closing bracket or the end; () when one branch has none."""
+    def clauses(self) -> list[tuple[str, ...]]:
+        """The sets of texts of the whole pattern, the surest first: those whose shortest is longest."""
+        branches = self._branches()
+        if len(branches) == 1:
+            return branches[0]
+        texts = self._either(branches)
+        return [texts] if texts else []
+
+    def _branches(self) -> list[list[tuple[str, ...]]]:
+        """The sets of each branch up to the closing bracket or the end."""
         branches = [self._sequence()]
         while self._peek() == "|":
             self._at += 1
             branches.append(self._sequence())
+        return branches
+
+    @staticmethod
+    def _either(branches: list[list[tuple[str, ...]]]) -> tuple[str, ...]:
+        """One set for all branches; () when one of them has none."""
         if not all(branches):
             return ()
-        texts = tuple(dict.fromkeys(text for branch in branches for text in branch))
+        texts = tuple(dict.fromkeys(text for branch in branches for text in branch[0]))
         return texts if len(texts) <= _MAX_LITERALS else ()
 
-    def _sequence(self) -> tuple[str, ...]:
-        """The surest texts of one branch: those whose shortest is longest."""
+    def _sequence(self) -> list[tuple[str, ...]]:
         known: list[tuple[str, ...]] = []
         run: list[str] = []
         while self._peek() not in ("", "|", ")"):
@@ -182,8 +250,8 @@ class _Literals:
             if texts and needed:
                 known.append(texts)
         known.append(("".join(run),))
-        best = max(known, key=lambda texts: min(len(text) for text in texts))
-        return best if min(len(text) for text in best) >= _MIN_LITERAL else ()
+        sure = [texts for texts in dict.fromkeys(known) if _shortest(texts) >= _MIN_LITERAL]
+        return sorted(sure, key=_shortest, reverse=True)
 
     def _item(self) -> tuple[str | None, tuple[str, ...]]:
         """The next item: a plain character, or the texts of a group, or neither."""
@@ -205,7 +273,7 @@ class _Literals:
             self._at = bare_flags.end()
             return ()
         self._at = head.end() if head else self._at
-        texts = self.alternatives()
+        texts = self._either(self._branches())
         self._at += 1  # the closing bracket
         return texts
 

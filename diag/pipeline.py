@@ -15,8 +15,8 @@ from diag.facts.catalogue import catalogue, plain_scan_patterns, scan_patterns
 from diag.facts.collect import collect
 from diag.facts.model import Fact, Facts
 from diag.fixes.command import command_from_facts
-from diag.fixes.flag_check import check_command
 from diag.fixes.direction import advise_gmu
+from diag.fixes.flag_check import check_command
 from diag.fixes.planner import plan_fixes
 from diag.fixes.situation import Situation
 from diag.log.attempts import split_attempts
@@ -36,7 +36,7 @@ from diag.rules.load import load_rules
 from diag.terms import Family, Origin, Outcome
 
 Source: TypeAlias = "str | os.PathLike[str] | BinaryIO"
-AttemptChoice: TypeAlias = int | Literal["first", "last"]
+AttemptChoice: TypeAlias = int | Literal["first", "last", "good"]
 
 MAX_JUDGED = 40  # attempts of one file that are judged, from the end
 
@@ -74,12 +74,49 @@ def diagnose(
 
     Args: source is a path, "-" for standard input, an open binary file, or the text of a log itself (a string with a
         newline, or one line with ": " that is no file's name). attempt picks one of several starts in it, "last" being
-        the last that failed. vllm_version, gpu ("L4", "80 GiB", "2x A100-80GB") and launch (the command line) add
-        what the log does not print.
+        the last that failed, "good" the last that went through. vllm_version, gpu ("L4", "80 GiB", "2x A100-80GB")
+        and launch (the command line) add what the log does not print.
     Raises: LogReadError when the input can't be read, UsageError when an option makes no sense.
     """
+    log = _log(source, name)
+    attempts = split_attempts(log)
+    judged = _judge_all(attempts, launch, attempt)
+    chosen = _choose(judged, attempts, attempt)
+    return _report(log, attempts, judged, chosen, vllm_version, gpu, launch)
+
+
+def diagnose_pair(
+    source: Source,
+    *,
+    vllm_version: str | None = None,
+    gpu: str | None = None,
+    launch: str | None = None,
+    name: str | None = None,
+) -> tuple[Diagnosis, Diagnosis]:
+    """The last good start in a log and the last that failed; options as for `diagnose`.
+
+    Raises: LogReadError when the input can't be read, UsageError when the log has not both.
+    """
+    log = _log(source, name)
+    attempts = split_attempts(log)
+    judged = _judge_all(attempts, launch, "last")
+    good, failed = (_choose(judged, attempts, which) for which in ("good", "last"))
+    if good.outcome is not Outcome.HEALTHY or not failed.failed:
+        lacking = "failed" if good.outcome is Outcome.HEALTHY else "went through"
+        raise UsageError(
+            f"{len(attempts)} start{'' if len(attempts) == 1 else 's'} in this log, and none that {lacking}",
+            hint="give two logs: oomdoc compare GOOD BAD",
+        )
+    return (
+        _report(log, attempts, judged, good, vllm_version, gpu, launch),
+        _report(log, attempts, judged, failed, vllm_version, gpu, launch),
+    )
+
+
+def _log(source: Source, name: str | None) -> Log:
+    """The lines of a source, read and cleaned."""
     raw = _read(source, name)
-    log = read_lines(
+    return read_lines(
         raw.lines,
         name=raw.name,
         total_lines=raw.total_lines,
@@ -88,17 +125,13 @@ def diagnose(
         truncated=raw.truncated,
         notes=raw.notes,
     )
-    attempts = split_attempts(log)
-    judged = _judge_all(attempts, launch, attempt)
-    chosen = _choose(judged, attempts, attempt)
-    return _report(log, attempts, judged, chosen, vllm_version, gpu, launch)
 
 
 def _read(source: Source, name: str | None) -> RawText:
     if isinstance(source, str) and source != "-" and _is_text(source):
         return read_text(source, name or "<text>")
     return read_source(
-        source, name=name, anchors=Anchors.compile(scan_patterns(), plain_scan_patterns())
+        source, name=name, anchors=Anchors(lambda: (scan_patterns(), plain_scan_patterns()))
     )
 
 
@@ -161,6 +194,9 @@ def _choose(
         return next(item for item in judged if item.attempt.index == choice)
     if choice == "first":
         return judged[0]
+    healthy = [item for item in judged if item.outcome is Outcome.HEALTHY]
+    if choice == "good" and healthy:
+        return healthy[-1]
     failed = [item for item in judged if item.failed]
     telling = [item for item in failed if item.outcome is not Outcome.UNKNOWN]
     return (telling or failed or judged)[-1]

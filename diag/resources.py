@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from diag.errors import RuleFileError
-from diag.patterns import required_literals
+from diag.patterns import required_clauses
 
 FOLDERS = ("rules", "corpus")
 BUNDLE = "bundle.json"
@@ -82,7 +82,7 @@ def _lean(body: Any) -> Any:
     lean = {key: value for key, value in body.items() if key not in _FOR_TESTS_ONLY}
     if isinstance(lean.get("messages"), list):
         lean["messages"] = [
-            {**_lean(row), "literals": required_literals(str(row.get("pattern", "")))}
+            {**_lean(row), "clauses": required_clauses(str(row.get("pattern", "")))}
             for row in lean["messages"]
         ]
     return lean

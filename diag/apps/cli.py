@@ -17,6 +17,8 @@ from typing import Annotated, Any
 import typer
 
 from diag import __version__
+from diag.apps.compare import CompareFormat, CompareRequest
+from diag.apps.compare import run as run_compare
 from diag.apps.console import (
     COULD_NOT,
     DONE,
@@ -71,6 +73,13 @@ Exit codes
   130  interrupted
 """
 
+_COMPARE_EPILOG = """\b
+Examples
+  oomdoc compare monday.log today.log
+  oomdoc compare server.log         one log that holds a good start and a failed one
+  docker logs NAME 2>&1 | oomdoc compare good.log -
+"""
+
 _PLAN_EPILOG = """\b
 Examples
   oomdoc plan Qwen/Qwen3-32B --gpu 2xA100-80GB --vllm 0.33 --max-model-len 32768
@@ -79,6 +88,17 @@ Examples
 
 \b
 All other options are vLLM's own and mean what they mean there.
+"""
+
+_FIX_EPILOG = """\b
+Examples
+  oomdoc fix vllm.log --in compose.yaml
+  oomdoc fix vllm.log --in deployment.yaml --fix shorten_context --write
+  kubectl logs POD --previous | oomdoc fix - --in values.yaml --service llama3 | patch -p1
+
+\b
+FILE is a compose file, a Kubernetes manifest, values of the vLLM production
+stack, a vLLM --config file, a shell script, a Dockerfile or a Python program.
 """
 
 app = typer.Typer(
@@ -265,6 +285,98 @@ def flags(
     from diag.apps import flags as flag_pages
 
     return _print(flag_pages.answer(name, vllm, as_json=as_json))
+
+
+@app.command(epilog=_COMPARE_EPILOG)
+def compare(
+    *,
+    good: Annotated[
+        str, typer.Argument(metavar="GOOD", help='The log of a start that worked; "-" is stdin.')
+    ],
+    bad: Annotated[
+        Text,
+        typer.Argument(
+            metavar="BAD", help="The log of one that failed; without it GOOD holds both."
+        ),
+    ] = None,
+    output_format: Annotated[
+        CompareFormat | None,
+        typer.Option("-f", "--format", help="How to write the answer; text if not given."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
+    output: Annotated[
+        Text, typer.Option("-o", "--output", metavar="FILE", help="Write here, all or nothing.")
+    ] = None,
+    gpu: Annotated[
+        Text, typer.Option(metavar="NAME|SIZE", help="The card of both, when the logs don't say.")
+    ] = None,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Short for --color never.")] = False,
+    color: Annotated[
+        ColorChoice, typer.Option(help="NO_COLOR and FORCE_COLOR are obeyed.")
+    ] = ColorChoice.AUTO,
+) -> int:
+    """Put a good and a bad start side by side: what differs, and what of it explains the failure."""
+    if as_json and output_format not in (None, CompareFormat.JSON):
+        raise UsageError("--json and --format contradict each other", hint="give one of them")
+    target = None if output not in (None, "-") else sys.stdout
+    request = CompareRequest(
+        good=good,
+        bad=bad,
+        gpu=gpu,
+        format=CompareFormat.JSON if as_json else output_format or CompareFormat.TEXT,
+        color=wants_color(ColorChoice.NEVER if no_color else color, target),
+        unicode=shows_unicode(target),
+        width=text_width(target),
+    )
+    return run_compare(request, open_sink(output, tuple(filter(None, (good, bad)))))
+
+
+@app.command(epilog=_FIX_EPILOG)
+def fix(
+    *,
+    log: Annotated[str, typer.Argument(metavar="LOG", help='The log that failed; "-" is stdin.')],
+    file: Annotated[
+        str, typer.Option("--in", metavar="FILE", help="The file that vLLM is started from.")
+    ],
+    which: Annotated[
+        Text,
+        typer.Option("--fix", metavar="N|ID", help="Which fix; the first that fits if not given."),
+    ] = None,
+    service: Annotated[
+        Text, typer.Option(metavar="NAME", help="Which service, container, model or variable.")
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Change the file, after asking; keeps FILE.bak.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    attempt: Annotated[
+        str, typer.Option(metavar="N|first|last", help="Which start, as for explain.")
+    ] = "last",
+    vllm_version: Annotated[
+        Text, typer.Option(metavar="X.Y.Z", help="The release, when the log does not say.")
+    ] = None,
+    gpu: Annotated[
+        Text, typer.Option(metavar="NAME|SIZE", help="The card, when the log does not say.")
+    ] = None,
+    debug: Annotated[  # noqa: ARG001 - read by `main`
+        bool, typer.Option("--debug", help="Show tracebacks of our bugs.")
+    ] = False,
+) -> int:
+    """Put a fix into the file that starts vLLM: prints the diff, or writes it."""
+    from diag.apps import fix as fix_app
+
+    request = fix_app.FixRequest(
+        log=log,
+        file=file,
+        fix=which,
+        service=service,
+        write=write,
+        yes=yes,
+        attempt=parse_attempt(attempt),
+        vllm_version=vllm_version,
+        gpu=gpu,
+    )
+    return fix_app.run(request)
 
 
 @app.command()

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from diag.errors import RuleFileError, UnitError
 from diag.facts.model import Event, Value
 from diag.log.model import LogLine
-from diag.patterns import MAX_TEXT, Match, compile_pattern, compile_set, plain_groups
+from diag.patterns import MAX_TEXT, compile_set, group_texts, plain_groups
 from diag.resources import data_names, read_data, read_yaml
 from diag.terms import Phase, RowRole
 from diag.units import GIB, KIB, MIB, parse_number, parse_size
@@ -54,7 +53,7 @@ class Row:
     releases: str | None = None
     subtype: str | None = None
     facts: Mapping[str, str]
-    literals: tuple[str, ...] = ()  # of which every match holds one
+    clauses: tuple[tuple[str, ...], ...] = ()  # every match holds a text of each
     examples: tuple[str, ...] = ()
     values: tuple[Mapping[str, Any], ...] = ()
     file: str = ""
@@ -84,8 +83,9 @@ class Catalogue:
         for start, text, starts in _blocks(lines):
             hits: dict[int, list[Row]] = {}
             for row in self._with_literals:
-                for index in _lines_with(row.literals, text, starts):
-                    hits.setdefault(index, []).append(row)
+                for index in _lines_with(row.clauses[0], text, starts):
+                    if _holds_all(row.clauses[1:], lines[start + index].text):
+                        hits.setdefault(index, []).append(row)
             for index in range(len(starts)):
                 line = lines[start + index]
                 rows = hits.get(index, [])
@@ -100,11 +100,11 @@ class Catalogue:
 
     @cached_property
     def _with_literals(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if row.literals)
+        return tuple(row for row in self.rows if row.clauses)
 
     @cached_property
     def _without(self) -> tuple[Row, ...]:
-        return tuple(row for row in self.rows if not row.literals)
+        return tuple(row for row in self.rows if not row.clauses)
 
     @cached_property
     def _which(self) -> Callable[[str], list[int]]:
@@ -141,27 +141,29 @@ def _lines_with(literals: Sequence[str], text: str, starts: Sequence[int]) -> li
     return sorted(found)
 
 
+def _holds_all(clauses: Sequence[Sequence[str]], text: str) -> bool:
+    return all(any(literal in text for literal in clause) for clause in clauses)
+
+
 def _events(row: Row, line: LogLine) -> Iterator[Event]:
     """A row's hits on a line."""
-    matches = compile_pattern(row.pattern).finditer(line.text[:MAX_TEXT])
-    for match in islice(matches, MAX_HITS):
+    for groups in group_texts(row.pattern, line.text, MAX_HITS):
         yield Event(
             row=row.id,
             role=_role_on(row, line),
             phase=row.phase,
             line=line,
-            values=_values(match),
+            values=_values(groups),
             subtype=row.subtype,
         )
 
 
-def _values(match: Match) -> dict[str, Value]:
+def _values(groups: Mapping[str, str]) -> dict[str, Value]:
     """The named groups, converted; one that does not fit its unit is left out."""
     values: dict[str, Value] = {}
-    for name, text in match.groupdict().items():
-        if text is not None:
-            with suppress(UnitError, OverflowError):
-                values[name] = convert(name, text)
+    for name, text in groups.items():
+        with suppress(UnitError, OverflowError):
+            values[name] = convert(name, text)
     return values
 
 
@@ -217,7 +219,7 @@ def row_from(data: Mapping[str, Any], origin: str, file: str) -> Row:
         releases=data.get("releases"),
         subtype=data.get("subtype"),
         facts=data.get("facts") or {},
-        literals=tuple(data.get("literals", ())),
+        clauses=tuple(tuple(texts) for texts in data.get("clauses", ())),
         examples=tuple([examples] if isinstance(examples, str) else examples),
         values=tuple([values] if isinstance(values, dict) else values or ()),
         file=file,

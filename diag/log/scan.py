@@ -57,15 +57,25 @@ class Anchors:
     stands around it.
     """
 
-    def __init__(self, patterns: Sequence[str], plain: Sequence[str] = ()) -> None:
-        self.patterns = (*patterns, *plain)
+    def __init__(self, make: Callable[[], tuple[Sequence[str], Sequence[str]]]) -> None:
+        self._make = make
         self.rejected: tuple[str, ...] = ()
-        self._telling = Anchors(patterns) if plain else None
 
     @classmethod
     def compile(cls, patterns: Sequence[str], plain: Sequence[str] = ()) -> Anchors:
         """Anchors from RE2 pattern strings."""
-        return cls(patterns, plain)
+        return cls(lambda: (patterns, plain))
+
+    @cached_property
+    def patterns(self) -> tuple[str, ...]:
+        """All patterns, made when they are first needed: a small log never does."""
+        telling, plain = self._make()
+        return (*telling, *plain)
+
+    @cached_property
+    def _telling(self) -> Anchors | None:
+        telling, plain = self._make()
+        return Anchors.compile(telling) if plain else None
 
     def search_telling(self, data: bytes, hit: Span, end: int) -> Span | None:
         """The first match that is not plain, from the line of a hit to `end`."""

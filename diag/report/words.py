@@ -215,7 +215,7 @@ def gmu(advice: GmuAdvice) -> str:
         GmuVerdict.RAISE: f"raise it{now}{to}",
         GmuVerdict.LOWER: f"lower it{now}{to}",
         GmuVerdict.LEAVE: f"leave it{now.replace(' from', ' at')}",
-        GmuVerdict.CANNOT_HELP: "no value helps here",
+        GmuVerdict.CANNOT_HELP: "no value of it alone helps here",
         GmuVerdict.NOT_ENOUGH_FACTS: "the log has too few numbers to say which way",
     }[advice.verdict]
     low, high = advice.lower_bound, advice.upper_bound

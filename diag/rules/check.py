@@ -22,7 +22,7 @@ from diag.patterns import why_refused
 from diag.release import in_range
 from diag.resources import data_dir, read_yaml
 from diag.rules.load import read_rules
-from diag.rules.schema import Condition, Rule, When
+from diag.rules.schema import Condition, Rule
 from diag.units import parse_size
 
 
@@ -144,7 +144,7 @@ def _check_rule(rule: Rule, names: _Names) -> Iterator[str]:
     for kind in ("matched", "not_matched"):
         if kind not in kinds:
             yield f"no example that is {kind}"
-    for condition in conditions(rule):
+    for condition in rule.conditions():
         yield from _check_condition(condition, names)
     for name in re.findall(r"\{([\w.]+)\}", " ".join(rule.summary)):
         if name != "problem.text" and name not in known.registry:
@@ -152,23 +152,6 @@ def _check_rule(rule: Rule, names: _Names) -> Iterator[str]:
     for row in rule.confirm:
         if row not in known.by_id:
             yield f"confirm: unknown row {row!r}{_nearest(row, known.by_id)}"
-
-
-def conditions(rule: Rule) -> Iterator[Condition]:
-    """Every condition of a rule, nested ones too."""
-    yield from _walk(rule.when)
-    for adjust in rule.adjust:
-        yield from _walk(adjust.when)
-    for reading in rule.readings:
-        if reading.when is not None:
-            yield from _walk(reading.when)
-
-
-def _walk(part: Condition | When) -> Iterator[Condition]:
-    if isinstance(part, Condition):
-        yield part
-    for nested in (*(part.all or ()), *(part.any or ()), *(part.none or ())):
-        yield from _walk(nested)
 
 
 def _check_condition(condition: Condition, names: _Names) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from diag.errors import RuleFileError
 from diag.resources import data_dir, data_names, read_data, read_yaml
@@ -17,6 +18,15 @@ def rule_files(rules_dir: Path) -> Iterator[Path]:
     yield from sorted((rules_dir / "failures").glob("*/*.yaml"))
 
 
+def parse_rule(body: Any, file: str) -> Rule:
+    """A rule from its mapping. Raises RuleFileError with what is wrong with it."""
+    rule = validated(Rule, body, file)
+    problems = [f"{file}: {problem}" for problem in rule.problems()]
+    if problems:
+        raise RuleFileError(problems)
+    return rule
+
+
 def read_rules(rules_dir: Path) -> tuple[Rule, ...]:
     """All rules of a folder. Raises RuleFileError with every message."""
     rules: list[Rule] = []
@@ -24,7 +34,7 @@ def read_rules(rules_dir: Path) -> tuple[Rule, ...]:
     for path in rule_files(rules_dir):
         file = str(path.relative_to(rules_dir.parent))
         try:
-            rules.append(validated(Rule, read_yaml(path), file))
+            rules.append(parse_rule(read_yaml(path), file))
         except RuleFileError as error:
             problems.extend(error.problems)
     if problems:

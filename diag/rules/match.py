@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -12,7 +12,7 @@ from itertools import accumulate
 from diag.errors import UnitError
 from diag.facts.model import Fact, Facts, Problem, Value
 from diag.log.model import LogLine
-from diag.patterns import LINEAR, MAX_TEXT, compile_pattern, found
+from diag.patterns import LINEAR, MAX_TEXT, found, position
 from diag.resources import read_data
 from diag.rules.schema import Condition, When
 from diag.terms import RowRole
@@ -39,13 +39,17 @@ class LogText:
         self._found: dict[str, LogLine | None] = {}
 
     @cached_property
-    def _text(self) -> str:
-        return "\n".join(line.text[:MAX_TEXT].replace("\n", " ") for line in self._lines)
+    def _parts(self) -> list[bytes]:
+        texts = (line.text[:MAX_TEXT].replace("\n", " ") for line in self._lines)
+        return [text.encode("utf-8", "replace") for text in texts]
 
     @cached_property
     def _starts(self) -> list[int]:
-        lengths = (min(len(line.text), MAX_TEXT) + 1 for line in self._lines)
-        return [0, *accumulate(lengths)]
+        return [0, *accumulate(len(part) + 1 for part in self._parts)]
+
+    @cached_property
+    def _data(self) -> bytes:
+        return b"\n".join(self._parts)
 
     def line_with(self, pattern: str) -> LogLine | None:
         """The first line that holds the pattern; `^` and `$` are the line's ends."""
@@ -54,8 +58,8 @@ class LogText:
         return self._found[pattern]
 
     def _search(self, pattern: str) -> LogLine | None:
-        match = compile_pattern(f"(?m){pattern}").search(self._text)
-        return self._lines[bisect_right(self._starts, match.start()) - 1] if match else None
+        at = position(f"(?m){pattern}", self._data)
+        return None if at is None else self._lines[bisect_right(self._starts, at) - 1]
 
     def _search_each(self, pattern: str) -> LogLine | None:
         """Line by line: without RE2 the time allowed is for one line."""
@@ -80,11 +84,15 @@ class Context:
 
 def evaluate(when: When, context: Context) -> Result:
     """The three lists of a rule together."""
-    parts = [check(condition, context) for condition in when.all]
+    return conjunction(_parts(when, context))
+
+
+def _parts(when: When, context: Context) -> Iterator[Result]:
+    """Result by result: the first that is false ends the work."""
+    yield from (check(condition, context) for condition in when.all)
     if when.any:
-        parts.append(any_of(when.any, context))
-    parts.extend(negate(check(condition, context)) for condition in when.none)
-    return conjunction(parts)
+        yield any_of(when.any, context)
+    yield from (negate(check(condition, context)) for condition in when.none)
 
 
 def conjunction(parts: Iterable[Result]) -> Result:

@@ -7,6 +7,7 @@ closed: no expressions, no code.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -51,16 +52,16 @@ class Condition(Strict):
     matches: str | None = None
     exists: bool | None = None
 
-    def __post_init__(self) -> None:
-        """Exactly one test, and comparisons only with a fact. Raises ValueError."""
+    def problems(self) -> Iterator[str]:
+        """Not exactly one test, or comparisons without a fact."""
         tests = [name for name in _TESTS if getattr(self, name) is not None]
         comparisons = [name for name in _COMPARISONS if getattr(self, name) is not None]
         if len(tests) != 1:
-            raise ValueError(f"give exactly one of {', '.join(_TESTS)}; got {tests or 'none'}")
-        if tests == ["fact"] and not comparisons:
-            raise ValueError("a fact needs a comparison: eq ne lt le gt ge in matches exists")
-        if tests != ["fact"] and (comparisons or self.own):
-            raise ValueError(f"{comparisons or ['own']} goes with fact")
+            yield f"give exactly one of {', '.join(_TESTS)}; got {tests or 'none'}"
+        elif tests == ["fact"] and not comparisons:
+            yield "a fact needs a comparison: eq ne lt le gt ge in matches exists"
+        elif tests != ["fact"] and (comparisons or self.own):
+            yield f"{comparisons or ['own']} goes with fact"
 
 
 _TESTS = (
@@ -84,11 +85,6 @@ _TESTS = (
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "in_", "matches", "exists")
 
 
-def _check_confidence(confidence: float) -> None:
-    if not 0 <= confidence <= 1:
-        raise ValueError(f"confidence {confidence} is not within 0 and 1")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class When(Strict):
     """The three lists that must hold together."""
@@ -105,10 +101,6 @@ class Adjust(Strict):
     when: Condition
     confidence: float
 
-    def __post_init__(self) -> None:
-        """Raises ValueError."""
-        _check_confidence(self.confidence)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading(Strict):
@@ -119,10 +111,6 @@ class Reading(Strict):
     why: str
     confidence: float = 0.2
     when: Condition | None = None
-
-    def __post_init__(self) -> None:
-        """Raises ValueError."""
-        _check_confidence(self.confidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,19 +160,40 @@ class Rule(Strict):
     sources: tuple[Source, ...] = ()
     examples: tuple[Example, ...]
 
-    def __post_init__(self) -> None:
-        """Bounds that types don't express. Raises ValueError."""
+    def problems(self) -> Iterator[str]:
+        """What types don't express: bounds, and the form of id, title and conditions."""
         if not re.fullmatch(r"[a-z]+\.[a-z0-9_]+", self.id):
-            raise ValueError(f"id {self.id!r} is not of the form prefix.slug")
+            yield f"id {self.id!r} is not of the form prefix.slug"
         if not 8 <= len(self.title) <= 90:
-            raise ValueError(f"title has {len(self.title)} characters; 8 to 90 are allowed")
-        _check_confidence(self.confidence)
+            yield f"title has {len(self.title)} characters; 8 to 90 are allowed"
         if not 0 <= self.priority <= 100:
-            raise ValueError(f"priority {self.priority} is not within 0 and 100")
+            yield f"priority {self.priority} is not within 0 and 100"
         if not self.summary:
-            raise ValueError("summary needs at least one text")
+            yield "summary needs at least one text"
+        adjusted = [*(a.confidence for a in self.adjust), *(r.confidence for r in self.readings)]
+        for confidence in (self.confidence, *adjusted):
+            if not 0 <= confidence <= 1:
+                yield f"confidence {confidence} is not within 0 and 1"
+        for condition in self.conditions():
+            yield from condition.problems()
+
+    def conditions(self) -> Iterator[Condition]:
+        """Every condition of the rule, nested ones too."""
+        yield from _walk(self.when)
+        for adjust in self.adjust:
+            yield from _walk(adjust.when)
+        for reading in self.readings:
+            if reading.when is not None:
+                yield from _walk(reading.when)
 
     @property
     def name(self) -> str:
         """The subtype this rule stands for."""
         return self.subtype or self.id
+
+
+def _walk(part: Condition | When) -> Iterator[Condition]:
+    if isinstance(part, Condition):
+        yield part
+    for nested in (*(part.all or ()), *(part.any or ()), *(part.none or ())):
+        yield from _walk(nested)

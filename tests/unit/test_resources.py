@@ -45,9 +45,9 @@ def test_the_bundle_holds_every_file_by_its_path(tree):
     assert bundle["corpus/gpus.yaml"] == {"gpus": [1]}
 
 
-def test_rows_lose_their_examples_and_gain_their_literals(tree):
+def test_rows_lose_their_examples_and_gain_their_clauses(tree):
     (row,) = json.loads(build_bundle(tree))["rules/messages/vllm.yaml"]["messages"]
-    assert row["literals"] == ["KV cache "]
+    assert row["clauses"] == [["KV cache "]]
     assert not {"example", "values"} & set(row)
 
 
@@ -149,7 +149,7 @@ def test_a_row_without_a_pattern_is_left_to_the_check(tree):
         "origin: x\nmessages:\n- {id: a.b, role: info}\n"
     )
     (row,) = json.loads(build_bundle(tree))["rules/messages/vllm.yaml"]["messages"]
-    assert row["literals"] == []
+    assert row["clauses"] == []
 
 
 def test_the_shipped_data_is_complete():

@@ -15,6 +15,8 @@ from diag.facts.model import Value
 from diag.fixes.command import DOCKER_FLAGS
 from diag.fixes.model import Change
 
+MAX_CHARACTERS = 300_000  # of a file
+
 
 class Kind(str, Enum):
     """What a file is to its reader."""
@@ -46,11 +48,14 @@ _LABELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewritten:
-    """The new text. `diff`: unified, empty when nothing changed; `notes`: what the file can't hold, in words."""
+    """The new text. `diff`: unified, empty when nothing changed; `held`: how many of the settings the file holds now;
+    `notes`: what it has no place for, in words.
+    """
 
     kind: Kind
     text: str
     diff: str
+    held: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -78,8 +83,9 @@ class Seen:
 
 
 def splice(text: str, splices: Iterable[Splice]) -> str:
-    """The text with all splices made. They must not overlap."""
-    for item in sorted(splices, key=lambda item: (item.start, item.end), reverse=True):
+    """The text with all splices made. They must not overlap; of two at one place the first comes first."""
+    ordered = sorted(splices, key=lambda item: (item.start, item.end))
+    for item in ordered[::-1]:
         text = text[: item.start] + item.new + text[item.end :]
     return text
 

@@ -23,6 +23,8 @@ _BLANK = re.compile(rf"(?:[ \t\r]|{_CONTINUED})+")
 _BLANK_DOCKER = re.compile(rf"(?:[ \t\r]|{_CONTINUED}(?:[ \t]*\#[^\n]*\n)*)+")
 _BLANK_ALL = re.compile(rf"(?:[ \t\r\n]|{_CONTINUED})+")
 _COMMENT = re.compile(r"#[^\n]*")
+_HERE = re.compile(r"<<-?[ \t]*(['\"]?)(?P<end>\w+)\1")
+ENDS = ("&&", ";", "\n")  # what ends a command that the next one does not depend on
 _TOKEN = re.compile(
     r"""(?:\d?(?:>>|>&|>|<)&?\d?|\|\|?|&&|&|;|\n|[()])   # shell operators
     |(?:'[^']*'|"(?:[^"\\]|\\.)*"|\$\((?:[^()]|\([^()]*\))*\)|\$\{[^{}]*\}|\\[^\r\n]|[^\s'"|&;<>()\\])+
@@ -54,6 +56,7 @@ def tokens(view: View) -> Iterator[Token]:
     """Words and operators in order; blanks, continued lines and comments are between them."""
     blank = _BLANK_DOCKER if view.docker else _BLANK if view.lines else _BLANK_ALL
     text, position, fresh = view.text, 0, True  # fresh: `#` would begin a comment here
+    here: str | None = None  # what ends the document that begins on the next line
     while position < len(text):
         if gap := blank.match(text, position):
             position, fresh = gap.end(), True
@@ -61,11 +64,24 @@ def tokens(view: View) -> Iterator[Token]:
         if view.lines and fresh and (comment := _COMMENT.match(text, position)):
             position = comment.end()
             continue
+        if view.lines and (begin := _HERE.match(text, position)):
+            here = begin["end"]
+            yield Token(begin.group(), position, begin.end())
+            position, fresh = begin.end(), False
+            continue
         match = _TOKEN.match(text, position)
         end = match.end() if match else position + 1
         if match:
             yield Token(match.group(), position, end)
         position, fresh = end, match is not None and _is_operator(match.group())
+        if here is not None and text[end - 1] == "\n":
+            position, here = _after_document(text, end, here), None
+
+
+def _after_document(text: str, start: int, end: str) -> int:
+    """The offset behind a here-document; `start` when nothing ends it."""
+    match = re.compile(rf"^[ \t]*{end}[ \t]*\r?$", re.MULTILINE).search(text, start)
+    return match.end() if match else start
 
 
 def _is_operator(raw: str) -> bool:
@@ -99,6 +115,14 @@ class TextSegment:
             return self._splice(token.end - len(old), token.end, _requoted(old, new_tail))
         return self._splice(token.start, token.end, _requoted(token.raw, value))
 
+    def assign(self, index: int, name: str, value: str) -> Splice:
+        """`NAME=old` with another value, in its quotes."""
+        token = self.tokens[index]
+        if not token.raw.startswith(f"{name}="):
+            return self.replace(index, f"{name}={value}")
+        old = token.raw[len(name) + 1 :]
+        return self._splice(token.end - len(old), token.end, _requoted(old, value))
+
     def insert(self, after: int, values: Sequence[str], lead: int | None = None) -> Splice:
         """New words after a word (-1: in front), set apart as the word `lead` is; by default as the last flag is."""
         words = " ".join(shlex.quote(value) for value in values)
@@ -113,7 +137,12 @@ class TextSegment:
         """Nothing in the place of the words from `start` up to `stop`, nor of the blanks before them."""
         if start > 0 and not _is_operator(self.tokens[start - 1].raw):
             return self._splice(self.tokens[start - 1].end, self.tokens[stop - 1].end, "")
-        until = self.tokens[stop].start if stop < len(self.tokens) else self.tokens[stop - 1].end
+        if stop < len(self.tokens) and self.tokens[stop].raw in ENDS:
+            stop += 1  # nothing is left of this command
+        last = stop == len(self.tokens)
+        until = self.tokens[-1].end if last else self.tokens[stop].start
+        if not last and self.tokens[stop - 1].raw == "\n":
+            until = self.tokens[stop - 1].end
         return self._splice(self.tokens[start].start, until, "")
 
     def inside(self, index: int, *, lines: bool = True) -> View | None:
@@ -126,10 +155,10 @@ class TextSegment:
         if raw[0] == "'":
             if "'" in raw[1:-1]:
                 return None
-            return single_quoted(view, start, end, lines=lines, shell=True)
+            return single_quoted(view, start, end, lines=lines, of_shell=True)
         if re.search(r'(?<!\\)(?:\\\\)*"', raw[1:-1]):
             return None
-        return double_quoted(view, start, end, lines=lines, shell=True)
+        return double_quoted(view, start, end, lines=lines, of_shell=True)
 
     def _splice(self, start: int, end: int, new: str) -> Splice:
         view = self.view_of_text

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from diag.errors import RewriteError
 
 _SIMPLE_ESCAPES = {'"': '"', "\\": "\\", "/": "/", "n": "\n", "t": "\t", " ": " "}
+_ENDS_PLAIN = re.compile(r":(?:\s|$)|\s#|[\[\]{},]")
 _SHELL_ESCAPED = '"\\$`'
 
 
@@ -30,30 +31,46 @@ class View:
     docker: bool = False
 
 
-def _as_is(text: str) -> str:
-    return text
+class NeedsQuotesError(Exception):
+    """A piece can't stand in a YAML scalar that has no quotes; `start` and `end` of the scalar in the file."""
+
+    def __init__(self, start: int, end: int) -> None:
+        super().__init__()
+        self.start = start
+        self.end = end
 
 
-def plain_view(text: str, start: int, end: int, *, lines: bool, docker: bool = False) -> View:
+def as_is_view(text: str, start: int, end: int, *, lines: bool, docker: bool = False) -> View:
     """A part of the file as it stands."""
     return View(
         text=text[start:end],
         at=range(start, end + 1),
-        escape=_as_is,
+        escape=lambda new: new,
         lines=lines,
         docker=docker,
     )
 
 
-def single_quoted(outer: View, start: int, end: int, *, lines: bool, shell: bool) -> View:
+def plain_scalar_view(text: str, start: int, end: int) -> View:
+    """A YAML scalar without quotes. Its `escape` raises NeedsQuotesError for what would end it."""
+
+    def escape(new: str) -> str:
+        if _ENDS_PLAIN.search(new):
+            raise NeedsQuotesError(start, end)
+        return new
+
+    return View(text=text[start:end], at=range(start, end + 1), escape=escape)
+
+
+def single_quoted(outer: View, start: int, end: int, *, lines: bool, of_shell: bool) -> View:
     """What stands between single quotes: nothing is escaped in a shell, `''` is a quote in YAML."""
     inner = outer.text[start:end]
-    quote = "'\\''" if shell else "''"
+    quote = "'\\''" if of_shell else "''"
 
     def escape(text: str) -> str:
         return outer.escape(text.replace("'", quote))
 
-    if shell or "''" not in inner:
+    if of_shell or "''" not in inner:
         return View(text=inner, at=outer.at[start : end + 1], escape=escape, lines=lines)
     letters, at, index = [], [], start
     while index < end:
@@ -63,19 +80,19 @@ def single_quoted(outer: View, start: int, end: int, *, lines: bool, shell: bool
     return View(text="".join(letters), at=[*at, outer.at[end]], escape=escape, lines=lines)
 
 
-def double_quoted(outer: View, start: int, end: int, *, lines: bool, shell: bool) -> View:
+def double_quoted(outer: View, start: int, end: int, *, lines: bool, of_shell: bool) -> View:
     """What stands between double quotes. Raises RewriteError for escapes that give a character's code."""
     letters, at, index = [], [], start
     while index < end:
         letter, where = outer.text[index], outer.at[index]
         index += 1
         if letter == "\\" and index < end and outer.text[index] not in "\r\n":
-            found = _unescaped(outer.text[index], shell=shell)
+            found = _unescaped(outer.text[index], of_shell=of_shell)
             letter = found or letter
             index += found is not None
         letters.append(letter)
         at.append(where)
-    special = r'["\\$`]' if shell else r'["\\]'
+    special = r'["\\$`]' if of_shell else r'["\\]'
 
     def escape(text: str) -> str:
         return outer.escape(re.sub(rf"{special}(?!\r?\n)", r"\\\g<0>", text))
@@ -83,9 +100,9 @@ def double_quoted(outer: View, start: int, end: int, *, lines: bool, shell: bool
     return View(text="".join(letters), at=[*at, outer.at[end]], escape=escape, lines=lines)
 
 
-def _unescaped(letter: str, *, shell: bool) -> str | None:
+def _unescaped(letter: str, *, of_shell: bool) -> str | None:
     """The character that an escape stands for; None when the backslash stands for itself."""
-    if shell:
+    if of_shell:
         return letter if letter in _SHELL_ESCAPED else None
     if letter in _SIMPLE_ESCAPES:
         return _SIMPLE_ESCAPES[letter]

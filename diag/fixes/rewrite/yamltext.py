@@ -14,18 +14,23 @@ from typing import Any
 
 import yaml
 
-from diag.errors import Location, RewriteError
-from diag.fixes.rewrite.model import Splice
-from diag.fixes.rewrite.views import View, double_quoted, plain_view, single_quoted
+from diag.errors import RewriteError
+from diag.fixes.rewrite.model import MAX_CHARACTERS, Splice
+from diag.fixes.rewrite.views import (
+    View,
+    as_is_view,
+    double_quoted,
+    plain_scalar_view,
+    single_quoted,
+)
 
-MAX_CHARACTERS = 300_000
 _MAX_EVENTS = 60_000
 _MAX_DEPTH = 60
 _MAX_EXPANDED = 100_000  # nodes, aliases counted as often as they are used
 
 Node = yaml.Node
-Mapping = yaml.MappingNode
-Sequence_ = yaml.SequenceNode
+MapNode = yaml.MappingNode
+ListNode = yaml.SequenceNode
 Scalar = yaml.ScalarNode
 Path = tuple[str | int, ...]
 
@@ -37,9 +42,10 @@ _STRING = "tag:yaml.org,2002:str"
 class YamlFile:
     """The documents of a YAML file. Raises RewriteError for text that is no YAML or too large."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, as_json: bool = False) -> None:
         _check_size(text)
         self.text = text
+        self.as_json = as_json  # no quotes but double ones
         self.newline = "\r\n" if "\r\n" in text else "\n"
         try:
             self.roots = list(yaml.compose_all(text, Loader=_LOADER))
@@ -67,21 +73,21 @@ class YamlFile:
     def view(self, node: Scalar, *, lines: bool) -> View:
         """The text of a scalar without its quotes. `lines`: a line of a `|` block is a command of its own."""
         start, end = self._body(node), self.end(node)
-        whole = plain_view(self.text, 0, len(self.text), lines=False)
+        whole = as_is_view(self.text, 0, len(self.text), lines=False)
         if node.style in ('"', "'"):
             quoted = double_quoted if node.style == '"' else single_quoted
-            return quoted(whole, start + 1, end - 1, lines=False, shell=False)
+            return quoted(whole, start + 1, end - 1, lines=False, of_shell=False)
         if node.style in ("|", ">"):
             start = min(self._line_end(start) + len(self.newline), end)
-            return plain_view(self.text, start, end, lines=lines and node.style == "|")
-        return plain_view(self.text, start, end, lines=False)
+            return as_is_view(self.text, start, end, lines=lines and node.style == "|")
+        return plain_scalar_view(self.text, start, end)
 
     def end(self, node: Node) -> int:
         """The offset after the last character of a value; comments and empty lines after it don't belong to it."""
-        if isinstance(node, (Mapping, Sequence_)) and not node.flow_style:
+        if isinstance(node, (MapNode, ListNode)) and not node.flow_style:
             children = (
                 [part for pair in node.value for part in pair]
-                if isinstance(node, Mapping)
+                if isinstance(node, MapNode)
                 else node.value
             )
             return max((self.end(child) for child in children), default=node.start_mark.index)
@@ -92,27 +98,35 @@ class YamlFile:
 
     # --- scalars ----------------------------------------------------------------------------------------------
 
+    def written(self, value: str, like: Scalar | None, *, as_text: bool = True) -> str:
+        """A value as this file writes it; see `scalar`."""
+        return quoted(value) if self.as_json else scalar(value, like=like, as_text=as_text)
+
     def replace(self, node: Node, value: str, *, as_text: bool) -> Splice:
         """Another value in the place of one, in the same quotes. `as_text`: it must stay a string."""
         like = node if isinstance(node, Scalar) and node.style not in ("|", ">") else None
         start = self._body(node) if isinstance(node, Scalar) else int(node.start_mark.index)
-        new = scalar(value, like=like, as_text=as_text)
+        new = self.written(value, like, as_text=as_text)
         if (
             isinstance(node, Scalar) and not node.value and start == self.end(node)
         ):  # nothing after "key:"
             new = f" {new}"
-        return Splice(start, self.end(node), new)
+        end = self.end(node)
+        if not isinstance(node, Scalar) and self.text[:start].rstrip().endswith(":"):
+            start = len(self.text[:start].rstrip())
+            new = f" {new}"
+        return Splice(start, end, new)
 
     # --- lists ------------------------------------------------------------------------------------------------
 
     def insert_items(
-        self, node: Sequence_, after: int, values: Sequence[str], like: Scalar | None
+        self, node: ListNode, after: int, values: Sequence[str], like: Scalar | None
     ) -> Splice:
         """New string items after item `after` (-1: in front)."""
-        items = [scalar(value, like=like, as_text=True) for value in values]
+        items = [self.written(value, like) for value in values]
         return self.insert_raw(node, after, items)
 
-    def insert_raw(self, node: Sequence_, after: int, items: Sequence[str]) -> Splice:
+    def insert_raw(self, node: ListNode, after: int, items: Sequence[str]) -> Splice:
         """New items, already written as YAML; those of a block list may have lines, indented from zero."""
         if not node.value:
             start = int(node.start_mark.index)
@@ -123,7 +137,7 @@ class YamlFile:
                 return Splice(near.start_mark.index, near.start_mark.index, ", ".join(items) + ", ")
             gap = self._flow_gap(node, after)
             place = self.end(near)
-            return Splice(place, place, f",{gap}" + f", ".join(items))
+            return Splice(place, place, f",{gap}" + ", ".join(items))
         dash, gap = self._dash(near)
         pad = " " * (dash - self._line_start(dash))
         lines = [f"{pad}-{gap}" + item.replace("\n", f"\n{pad} {gap}") for item in items]
@@ -134,7 +148,7 @@ class YamlFile:
         place = self._line_end(self.end(near))
         return Splice(place, place, self.newline + block)
 
-    def remove_items(self, node: Sequence_, start: int, stop: int) -> Splice:
+    def remove_items(self, node: ListNode, start: int, stop: int) -> Splice:
         """Items taken out; at least one must stay."""
         first, last = node.value[start], node.value[stop - 1]
         if node.flow_style:
@@ -146,7 +160,7 @@ class YamlFile:
 
     # --- mappings ---------------------------------------------------------------------------------------------
 
-    def add_entry(self, node: Mapping, key: str, value: str, after: str | None = None) -> Splice:
+    def add_entry(self, node: MapNode, key: str, value: str, after: str | None = None) -> Splice:
         """A new entry behind the entry `after`, or as the last; `value` is YAML, further lines indented from zero."""
         near = find(node, after) if after else None
         if node.flow_style:
@@ -157,14 +171,16 @@ class YamlFile:
         last_key, last_value = near or node.value[-1]
         pad = " " * int(node.value[0][0].start_mark.column)
         if "\n" in value:
-            value = value.replace("\n", f"{self.newline}{pad}  ")
+            flush = value.startswith("\n- ") and _has_flush_list(node)
+            value = value.replace("\n", f"{self.newline}{pad}{'' if flush else '  '}")
         elif value:
             value = f" {value}"
         place = self._line_end(max(self.end(last_key), self._end_here(last_key, last_value)))
         return Splice(place, place, f"{self.newline}{pad}{key}:{value}")
 
-    def remove_entry(self, node: Mapping, key: str) -> Splice:
+    def remove_entry(self, node: Node | None, key: str) -> Splice:
         """An entry taken out. Raises RewriteError where it can't be told from what stands beside it."""
+        assert isinstance(node, MapNode)
         position = next(k for k, pair in enumerate(node.value) if pair[0].value == key)
         key_node, value_node = node.value[position]
         end = max(self.end(key_node) + 1, self._end_here(key_node, value_node))
@@ -185,8 +201,7 @@ class YamlFile:
         """A block, its lines indented from zero, as the value of a key that has none: null, `[]` or `{}`."""
         pad = " " * (int(key.start_mark.column) + 2)
         text = self.newline + self.newline.join(pad + line for line in block.split("\n"))
-        empty = value.start_mark.index < self.end(key)  # an alias
-        if empty:
+        if value.start_mark.index < self.end(key):  # an alias
             raise shared(str(getattr(key, "value", "it")), self.line(key))
         if self.end(value) > value.start_mark.index:
             begin = len(self.text[: value.start_mark.index].rstrip(" "))
@@ -216,11 +231,7 @@ class YamlFile:
     def _dash(self, item: Node) -> tuple[int, str]:
         """The offset of the dash of a block list's item, and what is between them."""
         start = int(item.start_mark.index)
-        dash = (
-            self.text.rindex("-", 0, max(start, 1))
-            if self.text[start : start + 1] != "-" or start
-            else start
-        )
+        dash = self.text.rindex("-", 0, start)
         gap = self.text[dash + 1 : start]
         if gap.strip() or "\n" in gap or self.text[self._line_start(dash) : dash].strip():
             raise RewriteError(
@@ -228,7 +239,7 @@ class YamlFile:
             )
         return dash, gap or " "
 
-    def _flow_gap(self, node: Sequence_, after: int) -> str:
+    def _flow_gap(self, node: ListNode, after: int) -> str:
         """What stands between a comma and the last item that begins a line; a blank when all are on one line."""
         items = node.value
         starts = [k for k in range(1, after + 1) if "\n" in self._between(items, k)]
@@ -238,7 +249,8 @@ class YamlFile:
     def _between(self, items: Sequence[Node], index: int) -> str:
         text = self.text[self.end(items[index - 1]) : items[index].start_mark.index]
         head, _, gap = text.partition(",")
-        return gap if not head.strip() and not gap.strip() else " "
+        blank = " \t\r\n\\"  # a Dockerfile continues its lines
+        return gap if not head.strip(blank) and not gap.strip(blank) else " "
 
     def _line_start(self, place: int) -> int:
         return self.text.rfind("\n", 0, place) + 1
@@ -261,26 +273,31 @@ def read(text: str) -> YamlFile:
 
 def find(node: Node | None, key: str) -> tuple[Node, Node] | None:
     """Key and value of an entry of a mapping; merged (`<<`) entries are not looked at."""
-    if isinstance(node, Mapping):
+    if isinstance(node, MapNode):
         for key_node, value_node in node.value:
             if isinstance(key_node, Scalar) and key_node.value == key:
                 return key_node, value_node
     return None
 
 
-def own_entry(file: YamlFile, node: Mapping, key: str) -> tuple[Node, Node] | None:
+def own_entry(file: YamlFile, node: MapNode, key: str) -> tuple[Node, Node] | None:
     """As `find`, but an entry that an anchor shares is refused with RewriteError."""
     pair = find(node, key)
     if pair is not None:
         if pair[1].start_mark.index < pair[0].end_mark.index:
             raise shared(key, file.line(pair[0]))
         return pair
-    merged = find(node, "<<")
-    if merged is not None:
-        parts = merged[1].value if isinstance(merged[1], Sequence_) else [merged[1]]
-        if any(find(part, key) for part in parts):
-            raise shared(key, file.line(merged[0]))
+    if merged(node, key) is not None:
+        raise shared(key, file.line(node))
     return None
+
+
+def merged(node: MapNode, key: str) -> Node | None:
+    """The value that a mapping gets for a key through `<<`."""
+    pair = find(node, "<<")
+    parts = [] if pair is None else pair[1].value if isinstance(pair[1], ListNode) else [pair[1]]
+    found = [below[1] for below in (find(part, key) for part in parts) if below]
+    return found[0] if found else None
 
 
 def shared(key: str, line: int) -> RewriteError:
@@ -305,7 +322,8 @@ def is_empty(node: Node) -> bool:
 
 def walk(file: YamlFile) -> Iterator[tuple[Path, Node]]:
     """Every mapping and list with its path, each node once."""
-    waiting: list[tuple[Path, Node]] = [((k,), root) for k, root in enumerate(file.roots)][::-1]
+    waiting: list[tuple[Path, Node]] = []
+    waiting += [((k,), root) for k, root in enumerate(file.roots)][::-1]
     seen: set[int] = set()
     while waiting:
         path, node = waiting.pop()
@@ -314,28 +332,28 @@ def walk(file: YamlFile) -> Iterator[tuple[Path, Node]]:
         seen.add(id(node))
         yield path, node
         below: list[tuple[Path, Node]] = []
-        if isinstance(node, Mapping):
+        if isinstance(node, MapNode):
             below = [
                 ((*path, str(key.value)), value)
                 for key, value in node.value
                 if isinstance(key, Scalar)
             ]
-        elif isinstance(node, Sequence_):
+        elif isinstance(node, ListNode):
             below = [((*path, k), item) for k, item in enumerate(node.value)]
         waiting += below[::-1]
 
 
-def scalar(
-    value: str, *, like: Scalar | None = None, as_text: bool = True, flow: bool = True
-) -> str:
-    """A string as YAML, in the quotes of another scalar where they do; `as_text` False: 4096 may stay a number.
+def scalar(value: str, *, like: Scalar | None = None, as_text: bool = True) -> str:
+    r"""A string as YAML, in the quotes of another scalar where they do; `as_text` False: 4096 may stay a number.
 
     >>> scalar("4096"), scalar("4096", as_text=False), scalar("--x=1"), scalar('{"image": 2}')
-    ('"4096"', '4096', '--x=1', '\\'{"image": 2}\\'')
+    ('"4096"', '4096', '--x=1', '\'{"image": 2}\'')
     """
     style = like.style if like is not None else None
+    if style == '"' and '"' in value and "'" not in value and "\n" not in value:
+        style = "'"  # easier on the eye than backslashes
     if style == '"':
-        return json.dumps(value, ensure_ascii=False)
+        return quoted(value)
     if style == "'" and "\n" not in value:
         return "'" + value.replace("'", "''") + "'"
     as_text = as_text and not (like is not None and like.tag != _STRING)
@@ -343,6 +361,21 @@ def scalar(
         return value
     if '"' in value and "\n" not in value:
         return "'" + value.replace("'", "''") + "'"
+    return quoted(value)
+
+
+def _has_flush_list(node: MapNode) -> bool:
+    """Whether lists in a mapping begin in the column of their keys."""
+    return any(
+        isinstance(value, ListNode)
+        and not value.flow_style
+        and value.start_mark.column == key.start_mark.column
+        for key, value in node.value
+    )
+
+
+def quoted(value: str) -> str:
+    """A string as YAML in double quotes."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -352,7 +385,7 @@ def _stays(value: str, *, as_text: bool) -> bool:
         found = yaml.compose(f"[{value}]", Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError):
         return False
-    items = found.value if isinstance(found, Sequence_) else []
+    items = found.value if isinstance(found, ListNode) else []
     return (
         len(items) == 1
         and isinstance(items[0], Scalar)
@@ -364,7 +397,7 @@ def _stays(value: str, *, as_text: bool) -> bool:
 
 def _child(node: Node | None, step: str | int) -> Node | None:
     if isinstance(step, int):
-        inside = node.value if isinstance(node, Sequence_) else []
+        inside = node.value if isinstance(node, ListNode) else []
         return inside[step] if step < len(inside) else None
     pair = find(node, step)
     return pair[1] if pair else None
@@ -397,9 +430,9 @@ def _check_expansion(roots: Sequence[Node]) -> None:
             return sizes[id(node)]
         sizes[id(node)] = 0
         parts: list[Node] = []
-        if isinstance(node, Mapping):
+        if isinstance(node, MapNode):
             parts = [part for pair in node.value for part in pair]
-        elif isinstance(node, Sequence_):
+        elif isinstance(node, ListNode):
             parts = node.value
         sizes[id(node)] = 1 + sum(size(part) for part in parts)
         return sizes[id(node)]
@@ -409,9 +442,9 @@ def _check_expansion(roots: Sequence[Node]) -> None:
 
 
 def _plain(node: Node) -> Any:
-    if isinstance(node, Mapping):
+    if isinstance(node, MapNode):
         return {_key(key): _plain(value) for key, value in node.value}
-    if isinstance(node, Sequence_):
+    if isinstance(node, ListNode):
         return [_plain(item) for item in node.value]
     return node.value if node.tag == _STRING else (node.tag, node.value)
 
@@ -423,6 +456,5 @@ def _key(node: Node) -> str:
 def _not_yaml(error: Exception) -> RewriteError:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or "it can't be read"
-    where = Location("line", mark.line + 1) if mark else None
-    at = f" (line {where.line})" if where else ""
+    at = f" (line {mark.line + 1})" if mark else ""
     return RewriteError(f"the file is no valid YAML{at}: {problem}")

@@ -97,7 +97,10 @@ def advice(verdict: GmuVerdict, **numbers: float) -> GmuAdvice:
             "lower it from 0.95 (at most 0.80)",
         ),
         (advice(GmuVerdict.LEAVE, current=0.9), "leave it at 0.90"),
-        (advice(GmuVerdict.CANNOT_HELP, current=0.9, lower_bound=1.2), "no value helps here"),
+        (
+            advice(GmuVerdict.CANNOT_HELP, current=0.9, lower_bound=1.2),
+            "no value of it alone helps here",
+        ),
         (
             advice(GmuVerdict.NOT_ENOUGH_FACTS),
             "the log has too few numbers to say which way",

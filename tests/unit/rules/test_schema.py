@@ -8,14 +8,10 @@ import pytest
 from log_samples import made_condition
 
 from diag.errors import RuleFileError
-from diag.rules.load import load_rules, read_rules, rule_files
+from diag.rules.load import load_rules, parse_rule, read_rules, rule_files
 from diag.rules.schema import Rule
-from diag.schema import build, validated
+from diag.schema import build
 from diag.terms import Family
-
-
-def parse_rule(body, file: str) -> Rule:
-    return validated(Rule, body, file)
 
 
 def body(**changes) -> dict:
