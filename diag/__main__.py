@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from diag.apps.cli import main
+from diag.apps.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

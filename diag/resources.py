@@ -6,10 +6,8 @@ first use and keeps it in the user's cache folder until a file changes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import tempfile
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -119,6 +117,8 @@ def _cached(root: Path) -> dict[str, Any]:
 
 def _keep(text: str, kept: Path) -> None:
     """Write the cache whole or not at all, and remove older ones."""
+    import tempfile
+
     kept.parent.mkdir(parents=True, exist_ok=True)
     for old in kept.parent.glob("*.json"):
         old.unlink(missing_ok=True)
@@ -138,6 +138,8 @@ def _cache_folder() -> Path | None:
 
 def _state(root: Path) -> str:
     """Changes when a data file, or the code that reads it, is added, removed or written."""
+    import hashlib
+
     digest = hashlib.sha256(str(root).encode())
     for path in (Path(__file__), *yaml_files(root)):
         status = path.stat()

@@ -17,7 +17,6 @@ from diag.log.source import read_text
 from diag.patterns import MAX_TEXT, TIMEOUT_S, _WithTimeout, compile_pattern, required_literals
 from diag.pipeline import diagnose
 from diag.resources import data_dir, read_yaml
-from diag.rules.check import conditions
 from diag.rules.load import read_rules
 
 EACH_S = 0.5
@@ -36,7 +35,7 @@ def _rows() -> Iterator[tuple[str, str, str]]:
 def _conditions() -> Iterator[tuple[str, str, str]]:
     for rule in read_rules(data_dir("rules")):
         example = rule.examples[0].log.replace("\n", " ") if rule.examples else ""
-        for condition in conditions(rule):
+        for condition in rule.conditions():
             for pattern in (condition.text, condition.log, condition.process, condition.matches):
                 if pattern is not None:
                     yield rule.id, pattern, example

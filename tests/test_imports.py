@@ -21,7 +21,7 @@ def refuse(self, address):
     raise AssertionError(f"connect to {address}")
 
 socket.socket.connect = socket.socket.connect_ex = refuse
-from diag.apps.cli import main
+from diag.apps.entry import main
 
 code = main(["explain", sys.argv[1], "--json"])
 print("\\n" + json.dumps({"code": code, "modules": sorted(sys.modules)}))
@@ -55,7 +55,7 @@ def test_importing_the_package_loads_no_parts():
 
 def test_help_does_not_load_the_core():
     done = run(
-        "import sys; from diag.apps.cli import main; code = main(['--help'])\n"
+        "import sys; from diag.apps.entry import main; code = main(['--help'])\n"
         "print('\\nLOADED', code, [m for m in ('diag.pipeline', 'regex', 're2') if m in sys.modules])"
     )
     assert done.stdout.rstrip().endswith("LOADED 0 []"), done.stdout[-300:] + done.stderr

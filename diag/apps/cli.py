@@ -1,18 +1,13 @@
 """The command line: typer commands that read options, call the core and return an exit code.
 
-`main` is the entry point: it maps every error to one message on stderr and an exit code. Heavy parts
-are imported by the command that needs them.
+`diag.apps.entry.main` calls `run` and maps its errors. Heavy parts are imported by the command that needs them.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -22,9 +17,7 @@ from diag.apps.compare import run as run_compare
 from diag.apps.console import (
     COULD_NOT,
     DONE,
-    INTERRUPTED,
     ColorChoice,
-    StdoutClosedError,
     StdoutSink,
     complain,
     is_terminal,
@@ -38,13 +31,12 @@ from diag.apps.explain import (
     OutputFormat,
     Request,
     expand_sources,
-    internal_error,
     parse_attempt,
 )
 from diag.apps.explain import explain as run_explain
 from diag.apps.plan import PlanFormat, PlanRequest
 from diag.apps.plan import run as run_plan
-from diag.errors import OomdocError, RuleFileError, UsageError
+from diag.errors import UsageError
 
 # "\b" keeps the line breaks of a paragraph in the help.
 _EPILOG = """\b
@@ -456,50 +448,9 @@ def _help(ctx: typer.Context) -> int:
     return COULD_NOT
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code; never a traceback without `--debug`."""
-    argv = list(sys.argv[1:] if args is None else args)
-    try:
-        result = typer.main.get_command(app).main(
-            args=argv, prog_name="oomdoc", standalone_mode=False
-        )
-        return result if isinstance(result, int) else DONE
-    except StdoutClosedError:
-        _silence_stdout()
-        return DONE
-    except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
-    except RuleFileError as error:
-        for problem in error.problems:
-            complain(problem)
-    except OomdocError as error:
-        complain(str(error))
-    except Exception as error:
-        if _is_usage_error(error):
-            complain(_usage_message(error, argv))
-        else:
-            if "--debug" in argv:
-                traceback.print_exc()
-            complain(str(internal_error(error)))
-    return COULD_NOT
-
-
-def _is_usage_error(error: Exception) -> bool:
-    """Typer's own errors, wherever this release of typer defines them."""
-    return hasattr(error, "format_message") and hasattr(error, "exit_code")
-
-
-def _usage_message(error: Any, argv: Sequence[str]) -> str:
-    message = str(error.format_message()).rstrip(".")
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "oomdoc"
-    first = argv[0] if argv else ""
-    if command == "oomdoc" and not first.startswith("-") and Path(first).is_file():
-        return f"{first} is a file, not a command; type: oomdoc explain {first}"
-    return f'{message[:1].lower()}{message[1:]}; see "{command} --help"'
-
-
-def _silence_stdout() -> None:
-    """Python flushes stdout at exit; give it somewhere to go."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def run(argv: Sequence[str]) -> int:
+    """Parse and run a command; returns its exit code. Raises the errors that `diag.apps.entry.main` puts into words."""
+    result = typer.main.get_command(app).main(
+        args=list(argv), prog_name="oomdoc", standalone_mode=False
+    )
+    return result if isinstance(result, int) else DONE

@@ -66,7 +66,7 @@ def run(request: FixRequest) -> int:
     fix = choose(diagnosis.fixes, request.fix)
     _say_fix(fix)
     try:
-        result = rewrite(old, fix.changes, service=request.service, name=path.name)
+        result = rewrite(old, fix.changes, service=request.service, name=_shown_name(path))
     except RewriteError as error:
         error.location = error.location or Location(request.file)
         raise
@@ -142,6 +142,11 @@ def _diagnose(request: FixRequest, text: str) -> Diagnosis:
         launch=command_in_file(text, Path(request.file).name, service=request.service),
         name="<stdin>" if request.log == STDIN else request.log,
     )
+
+
+def _shown_name(path: Path) -> str:
+    """The name in the diff: as given, so that `patch -p1` finds the file from here."""
+    return clean(path.name if path.is_absolute() else path.as_posix(), 400)
 
 
 def _say_fix(fix: Fix) -> None:

@@ -7,7 +7,6 @@ Samples: `Initializing a V1 LLM engine (v0.11.0) with config: model='m', max_seq
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -210,6 +209,8 @@ def command_in(line: LogLine) -> str | None:
 
 def asked_args(event: Event) -> Mapping[str, object]:
     """The dict of a `non-default args` line as Python values; empty when it is none."""
+    import ast
+
     try:
         value = ast.literal_eval(str(event.values.get("args", "")))
     except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -86,8 +86,8 @@ def values(case: Case) -> dict[str, str]:
         texts["est_len"] = format_count(numbers.estimated_len.value)
     texts["ranks"] = str(case.situation.ranks)
     texts["more_ranks"] = str(2 * tensor_ranks(case))
-    if (shape := shape_of(case)) is not None:
-        texts["heads"] = str(shape.heads)
+    if case.situation.ranks > 1 and (shape := shape_of(case)) is not None:
+        texts["heads"] = str(shape.heads)  # asked for with several ranks only: the table costs time
     if (gpus := gpus_shown(case)) is not None:
         texts["gpus"] = str(gpus)
     return texts

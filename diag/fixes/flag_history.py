@@ -6,7 +6,6 @@ for, its number. Out: FlagHistory, or the nearest names. The tables are `corpus/
 
 from __future__ import annotations
 
-import difflib
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -281,6 +280,8 @@ def nearest(
     >>> nearest("--gpu-memory-utilisation", 1)
     ('--gpu-memory-utilization',)
     """
+    import difflib
+
     variable = not name.startswith("-") and name.isupper()
     wanted = name.upper() if variable else spelled_out(name)
     known = [item for item in names("variable" if variable else "flag") if len(item) > 3]

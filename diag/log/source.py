@@ -8,7 +8,6 @@ LogReadError.
 
 from __future__ import annotations
 
-import difflib
 import io
 import os
 import sys
@@ -102,6 +101,8 @@ def _similar(path: Path) -> str:
         names = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
     except OSError:
         names = []
+    import difflib
+
     close = difflib.get_close_matches(path.name, names[:1_000], n=1)
     if close:
         return f'did you mean "{path.parent / close[0]}"?'

@@ -176,11 +176,12 @@ def _host_cases(host: Host) -> tuple[Case, ...]:
             limits=Limits(address_space=5 * GIB),
         ),
         Case(
-            name="start-ulimit",
-            what="ulimit -v too small for the libraries",
+            name="buffers-ulimit",
+            what="ulimit -v too small for the message buffers after the weights",
             expected=("host.oom_killed",),
+            model="heavy",
             arguments=(*short, *small_pool),
-            limits=Limits(address_space=3 * GIB // 2),
+            limits=Limits(address_space=3 * GIB),
         ),
         Case(
             name="weights-ulimit",
@@ -188,7 +189,7 @@ def _host_cases(host: Host) -> tuple[Case, ...]:
             expected=("weights.too_big", "host.oom_killed"),
             model="heavy",
             arguments=(*short, *small_pool),
-            limits=Limits(address_space=3 * GIB),
+            limits=Limits(address_space=13 * GIB // 5),
         ),
         Case(
             name="weights-killed",
@@ -236,7 +237,7 @@ def _serving_cases() -> tuple[Case, ...]:
                 *("--max-model-len", "16384", "--max-num-batched-tokens", "16384"),
                 *("--kv-cache-memory-bytes", "512M"),
             ),
-            request=Request(prompt_tokens=8_000, prompt_logprobs=True, spare=512 * MIB),
+            request=Request(prompt_tokens=8_000, prompt_logprobs=True, spare=3 * GIB),
         ),
     )
 

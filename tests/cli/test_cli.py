@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from diag import __version__
-from diag.apps.cli import main
+from diag.apps.entry import main
 
 HEAVY = ("torch", "chromadb", "langchain", "rich", "yaml", "re2", "numpy")
 
@@ -24,7 +24,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 def test_help_imports_nothing_heavy(args):
     done = python(
         "import sys\n"
-        "from diag.apps.cli import main\n"
+        "from diag.apps.entry import main\n"
         f"code = main({args!r})\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)\n"
         "sys.exit(code)"

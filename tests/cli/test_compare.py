@@ -5,7 +5,7 @@ import json
 import pytest
 from log_samples import INIT_FAILED, MAX_LEN, SERVING, core, planned, start
 
-from diag.apps.cli import main
+from diag.apps.entry import main
 
 GOOD = f"{start()}\n{planned()}\n{SERVING}\n"
 BAD = f"{start()}\n{core(MAX_LEN)}\n(APIServer pid=1) {INIT_FAILED}\n"

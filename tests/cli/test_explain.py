@@ -10,7 +10,7 @@ import sys
 import jsonschema
 import pytest
 
-from diag.apps.cli import main
+from diag.apps.entry import main
 from diag.report.jsonout import json_schema
 
 

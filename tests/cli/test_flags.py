@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from diag.apps.cli import main
+from diag.apps.entry import main
 
 
 def run(capsys, *args):

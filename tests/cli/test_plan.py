@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from diag.apps.cli import main
+from diag.apps.entry import main
 
 QWEN = ["plan", "Qwen/Qwen3-32B", "--gpu", "A100-80GB", "--vllm", "0.33"]
 

@@ -9,6 +9,7 @@ from diag.fixes.model import Change
 from diag.fixes.rewrite.arguments import Segment, Words, set_flag
 from diag.fixes.rewrite.container import (
     Launch,
+    inner,
     large_enough,
     launch,
     plain_text,
@@ -30,7 +31,6 @@ from diag.fixes.rewrite.model import (
 from diag.fixes.rewrite.yamltext import (
     MapNode,
     Node,
-    Path,
     YamlFile,
     find,
     merged,
@@ -47,7 +47,7 @@ _KEYS = {
     "--memory": "mem_limit",
     "--memory-swap": "memswap_limit",
 }
-_LIMITS: Path = ("deploy", "resources", "limits")
+_LIMITS = ("deploy", "resources", "limits")
 
 
 def edit(text: str, change: Change, service: str | None) -> list[Splice]:
@@ -76,9 +76,7 @@ def seen(text: str, service: str | None) -> Seen:
     words = seen_words(body.pop("entrypoint", None), body.pop("command", None))
     variables = seen_variables(body.pop("environment", None))
     container = {flag: plain_text(body.pop(key)) for flag, key in _KEYS.items() if key in body}
-    limits = body
-    for step in _LIMITS:
-        limits = limits.get(str(step)) or {}
+    limits = inner(body, *_LIMITS)
     if "memory" in limits:
         container["--memory"] = plain_text(limits.pop("memory"))
     return Seen(words=words, env=variables, container=container, rest=data)
@@ -150,7 +148,7 @@ def _set_container(file: YamlFile, name: str, node: MapNode, change: Change) -> 
         )
     limits: Node | None = node
     for step in _LIMITS:
-        pair = find(limits, str(step))
+        pair = find(limits, step)
         limits = pair[1] if pair else None
     deployed = find(limits, "memory") if flag == "--memory" else None
     pair = deployed or find(node, key)

@@ -290,15 +290,20 @@ def seen_variables(plain: Any) -> dict[str, str | None]:
     return found
 
 
+def inner(plain: Any, *keys: str) -> dict[str, Any]:
+    """The mapping within mappings of plain data; an empty one when anything on the way is none."""
+    for key in keys:
+        plain = plain.get(key) if isinstance(plain, dict) else None
+    return plain if isinstance(plain, dict) else {}
+
+
 def plain_text(plain: Any) -> str:
-    """A scalar of plain data as text."""
-    return (
-        str(plain[1])
-        if isinstance(plain, tuple)
-        else plain
-        if isinstance(plain, str)
-        else repr(plain)
-    )
+    """A scalar of plain data as text; "" for null."""
+    if plain is None:
+        return ""
+    if isinstance(plain, tuple):
+        return str(plain[1])
+    return plain if isinstance(plain, str) else repr(plain)
 
 
 # --- sizes ----------------------------------------------------------------------------------------------------

@@ -118,7 +118,8 @@ def _segment(text: str, item: _Instruction) -> Segment:
 
 
 def _launch(text: str, stage: list[_Instruction]) -> Launch:
-    image = text[stage[0].body : stage[0].end].split(maxsplit=1)[0]
+    words = text[stage[0].body : stage[0].end].split()
+    image = next((word for word in words if not word.startswith("--")), None)
     segments: list[Segment] = []
     last = None
     for word in ("ENTRYPOINT", "CMD"):

@@ -260,8 +260,9 @@ def _holds(after: Seen, kind: Kind, change: Change) -> bool:
             for word in after.words
             if _assigns(word, frozenset({change.env}))
         ]
-        now = assigned[-1] if assigned else after.env.get(change.env)
-        return same(now, change.to)
+        if assigned:
+            return any(same(now, change.to) for now in assigned)
+        return same(after.env.get(change.env), change.to)
     assert change.flag is not None
     flag = change.flag.split("=")[0]
     if is_container_setting(change) and kind is not Kind.SHELL:

@@ -15,6 +15,7 @@ from diag.fixes.model import Change
 from diag.fixes.rewrite.arguments import Segment, Words, set_flag
 from diag.fixes.rewrite.container import (
     Launch,
+    inner,
     large_enough,
     launch,
     plain_text,
@@ -85,8 +86,8 @@ def seen(text: str, service: str | None) -> Seen:
     words = seen_words(body.pop("command", None), body.pop("args", None))
     variables = seen_variables(body.pop("env", None))
     container = {}
-    limits = (body.get("resources") or {}).get("limits") or {} if "resources" in body else {}
-    if isinstance(limits, dict) and "memory" in limits:
+    limits = inner(body, "resources", "limits")
+    if "memory" in limits:
         container["--memory"] = plain_text(limits.pop("memory"))
     size = _pop_shm(body, _inside(data, place.pod) if place.pod is not None else None)
     if size is not None:
@@ -276,11 +277,13 @@ def _pop_shm(body: dict[str, Any], pod: dict[str, Any] | None) -> str | None:
     """The size of the volume at /dev/shm, which is taken out of both; None where there is none."""
     mounts, volumes = _list(body, "volumeMounts"), _list(pod or {}, "volumes")
     found = None
-    for mount in [item for item in mounts if plain_text(item.get("mountPath")).rstrip("/") == _SHM]:
+    for mount in [
+        item for item in mounts if plain_text(inner(item).get("mountPath")).rstrip("/") == _SHM
+    ]:
         mounts.remove(mount)
-        for volume in [item for item in volumes if item.get("name") == mount.get("name")]:
+        for volume in [item for item in volumes if inner(item).get("name") == mount.get("name")]:
             volumes.remove(volume)
-            found = plain_text((volume.get("emptyDir") or {}).get("sizeLimit", ""))
+            found = plain_text(inner(volume, "emptyDir").get("sizeLimit"))
     return found
 
 

@@ -112,8 +112,8 @@ class TextSegment:
         head, sign, old = token.raw.partition("=")
         new_head, _, new_tail = value.partition("=")
         if sign and is_flag(token.raw) and head == new_head and "'" not in head:
-            return self._splice(token.end - len(old), token.end, _requoted(old, new_tail))
-        return self._splice(token.start, token.end, _requoted(token.raw, value))
+            return self._splice(token.end - len(old), token.end, self._requoted(old, new_tail))
+        return self._splice(token.start, token.end, self._requoted(token.raw, value))
 
     def assign(self, index: int, name: str, value: str) -> Splice:
         """`NAME=old` with another value, in its quotes."""
@@ -121,11 +121,11 @@ class TextSegment:
         if not token.raw.startswith(f"{name}="):
             return self.replace(index, f"{name}={value}")
         old = token.raw[len(name) + 1 :]
-        return self._splice(token.end - len(old), token.end, _requoted(old, value))
+        return self._splice(token.end - len(old), token.end, self._requoted(old, value))
 
     def insert(self, after: int, values: Sequence[str], lead: int | None = None) -> Splice:
         """New words after a word (-1: in front), set apart as the word `lead` is; by default as the last flag is."""
-        words = " ".join(shlex.quote(value) for value in values)
+        words = " ".join(self.view_of_text.quote(value) for value in values)
         view = self.view_of_text
         if after < 0:
             first = self.tokens[0].start if self.tokens else 0
@@ -164,6 +164,15 @@ class TextSegment:
         view = self.view_of_text
         return Splice(view.at[start], view.at[end], view.escape(new))
 
+    def _requoted(self, old: str, value: str) -> str:
+        """The value quoted as the old word was, or as a shell needs it."""
+        quote = old[:1]
+        if quote in ("'", '"') and old.endswith(quote) and len(old) > 1:
+            special = "'" if quote == "'" else '"\\$`'
+            if not any(letter in value for letter in special):
+                return f"{quote}{value}{quote}"
+        return self.view_of_text.quote(value)
+
     def _lead(self, after: int, like: int | None) -> str:
         """The blanks, as in the file, before the word `like` or before the last flag up to `after`."""
         if like is None:
@@ -177,16 +186,6 @@ class TextSegment:
         if "#" in lead:  # a comment of the line before; not to be repeated
             lead = lead[: lead.index("\n") + 1] + lead[lead.rindex("\n") + 1 :]
         return lead
-
-
-def _requoted(old: str, value: str) -> str:
-    """The value quoted as the old word was, or as a shell needs it."""
-    quote = old[:1]
-    if quote in ("'", '"') and old.endswith(quote) and len(old) > 1:
-        special = "'" if quote == "'" else '"\\$`'
-        if not any(letter in value for letter in special):
-            return f"{quote}{value}{quote}"
-    return shlex.quote(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ A `View` knows for each character where it stands in the file and how a new piec
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ class View:
     text: str
     at: Sequence[int]
     escape: Callable[[str], str]
+    quote: Callable[[str], str] = shlex.quote  # a word of this text
     lines: bool = False
     docker: bool = False
 
@@ -70,14 +72,22 @@ def single_quoted(outer: View, start: int, end: int, *, lines: bool, of_shell: b
     def escape(text: str) -> str:
         return outer.escape(text.replace("'", quote))
 
-    if of_shell or "''" not in inner:
-        return View(text=inner, at=outer.at[start : end + 1], escape=escape, lines=lines)
+    if of_shell:
+        at = outer.at[start : end + 1]
+        return View(text=inner, at=at, escape=escape, quote=_in_double_quotes, lines=lines)
     letters, at, index = [], [], start
     while index < end:
         letters.append(outer.text[index])
         at.append(outer.at[index])
         index += 2 if outer.text.startswith("''", index) else 1
     return View(text="".join(letters), at=[*at, outer.at[end]], escape=escape, lines=lines)
+
+
+def _in_double_quotes(word: str) -> str:
+    """A word quoted for a shell without single quotes."""
+    if shlex.quote(word) == word:
+        return word
+    return '"' + re.sub(r'["\\$`]', r"\\\g<0>", word) + '"'
 
 
 def double_quoted(outer: View, start: int, end: int, *, lines: bool, of_shell: bool) -> View:

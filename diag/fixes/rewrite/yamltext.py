@@ -37,6 +37,7 @@ Path = tuple[str | int, ...]
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")  # anchor and tag in front of a value
 _STRING = "tag:yaml.org,2002:str"
+_NULL = "tag:yaml.org,2002:null"
 
 
 class YamlFile:
@@ -52,6 +53,7 @@ class YamlFile:
         except (yaml.YAMLError, RecursionError, ValueError) as error:
             raise _not_yaml(error) from error
         _check_expansion(self.roots)
+        _check_keys(self.roots)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -67,7 +69,7 @@ class YamlFile:
         return int(node.start_mark.line) + 1
 
     def data(self) -> list[Any]:
-        """The documents as plain data: dicts, lists, strings; (tag, text) for other scalars."""
+        """The documents as plain data: dicts, lists, strings, None; (tag, text) for other scalars."""
         return [_plain(root) for root in self.roots]
 
     def view(self, node: Scalar, *, lines: bool) -> View:
@@ -310,14 +312,14 @@ def shared(key: str, line: int) -> RewriteError:
 
 def text_of(node: Node | None) -> str | None:
     """The text of a scalar that is not null."""
-    if isinstance(node, Scalar) and node.tag != "tag:yaml.org,2002:null":
+    if isinstance(node, Scalar) and node.tag != _NULL:
         return str(node.value)
     return None
 
 
 def is_empty(node: Node) -> bool:
     """Whether a value is null, `[]` or `{}`."""
-    return node.tag == "tag:yaml.org,2002:null" or node.value in ([], "")
+    return node.tag == _NULL or node.value in ([], "")
 
 
 def walk(file: YamlFile) -> Iterator[tuple[Path, Node]]:
@@ -441,11 +443,33 @@ def _check_expansion(roots: Sequence[Node]) -> None:
         raise RewriteError("the aliases of the file stand for too much")
 
 
+def _check_keys(roots: Sequence[Node]) -> None:
+    """Refuses a mapping with a key given twice: readers differ in which one counts."""
+    waiting, seen = list(roots), set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or not isinstance(node, (MapNode, ListNode)):
+            continue
+        seen.add(id(node))
+        if isinstance(node, ListNode):
+            waiting += node.value
+            continue
+        keys: set[str] = set()
+        for key, value in node.value:
+            if isinstance(key, Scalar) and key.value in keys and key.value != "<<":
+                line = int(key.start_mark.line) + 1
+                raise RewriteError(f"{key.value} is given twice (line {line})")
+            keys.add(str(key.value))
+            waiting += [key, value]
+
+
 def _plain(node: Node) -> Any:
     if isinstance(node, MapNode):
         return {_key(key): _plain(value) for key, value in node.value}
     if isinstance(node, ListNode):
         return [_plain(item) for item in node.value]
+    if node.tag == _NULL:
+        return None
     return node.value if node.tag == _STRING else (node.tag, node.value)
 
 

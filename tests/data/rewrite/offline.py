@@ -11,7 +11,7 @@ def main():
     params = SamplingParams(temperature=0.0, max_tokens=256)
     llm = LLM(
         model="Qwen/Qwen3-8B",
-        dtype="auto",
+        dtype='auto',
         max_model_len=32768,  # longest document
         limit_mm_per_prompt={"image": 2},
     )

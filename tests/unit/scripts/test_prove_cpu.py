@@ -85,10 +85,10 @@ def test_changed_command_is_run_as_it_is():
         ("busy-host", "free_card", "held", None),
         ("weights-killed", "more_host_memory", "resident", MODELS["heavy"].weight_bytes + 10 * GIB),
         (
-            "start-ulimit",
+            "buffers-ulimit",
             "more_host_memory",
             "address_space",
-            MODELS["tiny"].weight_bytes + 10 * GIB,
+            MODELS["heavy"].weight_bytes + 10 * GIB,
         ),
         ("small-shm", "shm_docker", "shared_memory", 16 * GIB),
     ],
