@@ -263,8 +263,8 @@ def measure_grep(log: Path, patterns: Path) -> dict[str, float]:
     return {"wall": wall, "cpu": used}
 
 
-def main() -> None:
-    """Generate, measure, print."""
+def parse() -> argparse.Namespace:
+    """The options; `--child` and `--whole` are for the script's own processes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mb", type=int, default=1000, help="size of the log in MB")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each; the best counts")
@@ -274,7 +274,27 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures for scripts/update_readme.py")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def show(best: dict[str, dict[str, object]], size: float) -> None:
+    """One line for each way of reading, beside grep."""
+    for name, run in best.items():
+        wall, cpu = float(str(run["wall"])), float(str(run["cpu"]))
+        ratio = wall / float(str(best["grep"]["wall"]))
+        line = (
+            f"{name:13} {wall:7.2f} s wall {cpu:7.2f} s CPU {size / wall:7.0f} MB/s  x{ratio:.2f}"
+        )
+        if name != "grep":
+            line += f"  {run['peak_mib']:.0f} MiB peak"
+        if "kept" in run:
+            line += f", {run['kept']:,} of {run['total']:,} lines kept"
+        print(line)
+
+
+def main() -> None:
+    """Generate, measure, print."""
+    options = parse()
     if options.child and options.whole:
         explain_child(options.child)
         return
@@ -305,17 +325,7 @@ def main() -> None:
     best = {
         name: min(found, key=lambda run: float(str(run["wall"]))) for name, found in runs.items()
     }
-    for name, run in best.items():
-        wall, cpu = float(str(run["wall"])), float(str(run["cpu"]))
-        ratio = wall / float(str(best["grep"]["wall"]))
-        line = (
-            f"{name:13} {wall:7.2f} s wall {cpu:7.2f} s CPU {size / wall:7.0f} MB/s  x{ratio:.2f}"
-        )
-        if name != "grep":
-            line += f"  {run['peak_mib']:.0f} MiB peak"
-        if "kept" in run:
-            line += f", {run['kept']:,} of {run['total']:,} lines kept"
-        print(line)
+    show(best, size)
     for name in ("file", "pipe"):
         for note in best[name]["notes"]:  # type: ignore[attr-defined]  # a list of our own child
             print(f"{name}: note: {note}")
