@@ -71,7 +71,7 @@ def run(request: FixRequest) -> int:
         error.location = error.location or Location(request.file)
         raise
     for note in result.notes:
-        complain(f"by hand: {note}")
+        complain(f"note: {note}")
     if not result.diff:
         return _nothing_to_do(result, request.file)
     _show(result.diff)

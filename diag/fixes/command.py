@@ -29,6 +29,7 @@ _WORD = re.compile(
 OPERATOR = re.compile(r"\d?(?:>>|>&|>|<)&?\d?|\|\|?|&&|&|;|\n")
 _REDIRECT = re.compile(r"\d?(?:>>|>&|>|<)&?\d?")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_VARIABLE = re.compile(r"['\"]?\$\{?(\w+)\}?['\"]?")
 _ENTRYPOINT = re.compile(r"vllm\.entrypoints\.[\w.]+|\S*/api_server\.py|api_server\.py")
 _DOCKER = ("docker", "podman", "nerdctl")
 _DOCKER_SWITCHES = frozenset(
@@ -217,9 +218,18 @@ def _docker_part(words: list[str], start: int, options: int, end: int) -> Parts 
     while index < end and words[index].startswith("-"):
         plain = words[index] in _DOCKER_SWITCHES or "=" in words[index]
         index += 1 if plain else 2
-    if index >= end or not any("vllm" in word for word in words[index:end]):
+    if index >= end or not any(
+        "vllm" in word for word in [*words[index:end], *_value(words, index)]
+    ):
         return None
     return Parts(words, start, index + 1, end, docker=options, image=index)
+
+
+def _value(words: Sequence[str], index: int) -> Iterator[str]:
+    """The values that earlier words give to the variable at `index`: `IMAGE=vllm/vllm-openai` for `"$IMAGE"`."""
+    match = _VARIABLE.fullmatch(words[index])
+    if match:
+        yield from (word for word in words[:index] if word.startswith(f"{match[1]}="))
 
 
 # --- making a change ------------------------------------------------------------------------------------------

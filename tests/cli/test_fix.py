@@ -164,8 +164,8 @@ def test_what_the_file_has_no_place_for_is_told(deployed, capsys, one_fix):
     assert main(["fix", "vllm.log", "--in", "serve.yaml"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "by hand: start vLLM with NCCL_DEBUG=INFO in its environment" in err
-    assert "by hand: read the log" in err
+    assert "note: start vLLM with NCCL_DEBUG=INFO in its environment" in err
+    assert "note: read the log" in err
     assert "serve.yaml: nothing of this fix can be put into a vLLM configuration" in err
 
 

@@ -21,6 +21,7 @@ from diag.fixes.rewrite.container import (
     yaml_segment,
 )
 from diag.fixes.rewrite.model import (
+    HOST_IPC,
     CannotPutError,
     Seen,
     Splice,
@@ -134,7 +135,7 @@ def _launch(file: YamlFile, node: MapNode) -> Launch:
         if segment is not None:
             segments.append(segment)
     image = find(node, "image")
-    own = starts_vllm((), text_of(image[1]) if image else None)
+    own = starts_vllm((), text_of(image[1]) if image else None) and not find(node, "entrypoint")
     last = segments[-1] if find(node, "command") and segments else None
     return launch(segments, own_entry_point=own, last=last)
 
@@ -159,6 +160,9 @@ def _set_container(file: YamlFile, name: str, node: MapNode, change: Change) -> 
         )
     if same(now, change.to):
         return []
+    ipc = find(node, "ipc")
+    if flag == "--shm-size" and ipc and text_of(ipc[1]) == "host":
+        raise CannotPutError(HOST_IPC)
     if flag == "--shm-size" and now and large_enough(now, written(change.to)):
         raise CannotPutError(f"{key} is {now} already")
     if pair is None:  # also where an anchor has it: the service's own entry outranks that

@@ -127,7 +127,8 @@ def _launch(text: str, stage: list[_Instruction]) -> Launch:
         if item is not None:
             segments.append(_segment(text, item))
             last = segments[-1]
-    return launch(segments, own_entry_point=starts_vllm((), image), last=last)
+    own = starts_vllm((), image) and not any(item.word == "ENTRYPOINT" for item in stage)
+    return launch(segments, own_entry_point=own, last=last)
 
 
 # --- variables --------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from diag.fixes.command import DOCKER_FLAGS
 from diag.fixes.model import Change
 
 MAX_CHARACTERS = 300_000  # of a file
+HOST_IPC = "the container shares the host's IPC, so its /dev/shm is the host's; make that larger"
 
 
 class Kind(str, Enum):

@@ -12,6 +12,7 @@ from diag.fixes.model import Change
 from diag.fixes.rewrite.arguments import Words, set_flag
 from diag.fixes.rewrite.container import large_enough, set_script_variable, words_of
 from diag.fixes.rewrite.model import (
+    HOST_IPC,
     MAX_CHARACTERS,
     CannotPutError,
     Seen,
@@ -93,6 +94,9 @@ def _set_docker_flag(command: Command, change: Change) -> list[Splice]:
     segment, parts = command.docker
     assert parts.docker is not None
     assert parts.image is not None
+    options = " ".join(segment.values[parts.docker : parts.image])
+    if name == "--shm-size" and re.search(r"--ipc[= ]host\b", options):
+        raise CannotPutError(HOST_IPC)
     for index in range(parts.docker, parts.image):
         head, sign, now = segment.values[index].partition("=")
         if head != name:

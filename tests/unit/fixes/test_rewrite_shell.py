@@ -66,6 +66,13 @@ def test_docker_run_gets_options_before_the_image():
     )
 
 
+def test_shared_memory_of_the_host_is_no_option():
+    for option in ("--ipc=host", "--ipc host"):
+        result = rewrite(f"docker run {option} vllm/vllm-openai --model m\n", [SHM])
+        assert result.diff == ""
+        assert "its /dev/shm is the host's" in result.notes[0]
+
+
 def test_a_unit_file():
     assert lines("vllm.service", NVLS, SHARE) == (
         ["    --port 8000"],
@@ -232,6 +239,27 @@ def test_kind_with_and_without_a_name_and_the_command(name, kind, command):
     assert detect(sample(name), name) is kind
     assert detect(sample(name)) is kind
     assert command_in_file(sample(name), name) == command
+
+
+def test_an_image_named_by_a_variable():
+    text = 'IMAGE=reg/vllm-openai:1\ndocker run --gpus all \\\n  "$IMAGE" \\\n  org/m\n'
+    assert touched(rewrite(text, [LENGTH, SHM]).diff)[1] == [
+        "  --shm-size=16g \\",
+        "  org/m --max-model-len 4096",
+    ]
+    assert detect(text.replace("vllm-openai", "postgres")) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'FROM reg/vllm-openai:1\nENTRYPOINT ["vllm-router"]\nCMD []\n',
+        "services:\n  v:\n    image: reg/vllm-openai:1\n    entrypoint: [ray, start]\n    command: [--head]\n",
+    ],
+)
+def test_another_program_in_an_image_of_vllm(text):
+    with pytest.raises(RewriteError, match="no command that starts vLLM"):
+        rewrite(text, [LENGTH])
 
 
 def test_secrets_stay_in_the_file():

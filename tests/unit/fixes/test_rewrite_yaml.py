@@ -70,7 +70,10 @@ def test_a_folded_command_gets_a_line_of_its_own():
 
 def test_shared_memory():
     assert lines("compose-folded.yaml", SHM) == (["    shm_size: 6.15g"], ["    shm_size: 16g"])
-    assert lines("compose-list.yaml", SHM) == ([], ["    shm_size: 16g"])
+    assert lines("compose-strings.yaml", SHM, service="ocr") == ([], ["    shm_size: 16g"])
+    shared = rewrite(sample("compose-list.yaml"), [SHM])  # ipc: host
+    assert shared.diff == ""
+    assert "its /dev/shm is the host's" in shared.notes[0]
 
 
 def test_more_shared_memory_than_asked_for_is_left():
@@ -153,8 +156,8 @@ def test_an_entry_of_the_service_outranks_an_anchor():
 
 def test_dos_line_ends_stay():
     text = sample("compose-list.yaml").replace("\n", "\r\n")
-    changed = rewrite(text, [LENGTH, SHARE, ALLOCATOR, SHM]).text
-    assert changed.count("\n") == changed.count("\r\n") == text.count("\n") + 4
+    changed = rewrite(text, [LENGTH, SHARE, ALLOCATOR]).text
+    assert changed.count("\n") == changed.count("\r\n") == text.count("\n") + 3
 
 
 def test_the_last_variable_takes_its_list_with_it():
