@@ -4,7 +4,8 @@
     python scripts/update_readme.py [--check]
 
 `example`: the first example log, shortened to the lines the diagnosis quotes, and what `oomdoc explain` prints for
-it. `accuracy`: `docs/results/accuracy.json` of `scripts/evaluate.py --json`. `speed`: the `rows` of every other JSON
+it. `accuracy`: `docs/results/accuracy.json` of `scripts/evaluate.py --json`. `plan`:
+`docs/results/receipts.json` of `scripts/receipts.py`. `speed`: the `rows` of every other JSON
 in `docs/results/`, as `scripts/bench/*.py --json` write them. A block without its data stays as it is. --check
 writes nothing and exits 1 when the file would change. Needs oomdoc installed beside the Python that runs this.
 """
@@ -25,6 +26,17 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 RESULTS = ROOT / "docs" / "results"
 ACCURACY = RESULTS / "accuracy.json"
+RECEIPTS = RESULTS / "receipts.json"
+TERM_NAMES = {
+    "weights": "weights",
+    "kv_bytes_per_token": "KV cache, bytes per token",
+    "kv_tokens": "KV cache, tokens in the logged pool",
+    "max_concurrency": "maximum concurrency",
+    "peak_activation": "peak activation",
+    "cuda_graphs": "CUDA graphs",
+    "non_torch": "CUDA context, NCCL",
+    "kv_pool": "KV pool",
+}
 EXAMPLE = "examples/kv-max-len.log"
 LONGEST = 110  # characters of a quoted log line
 GROUP_NAMES = {
@@ -106,6 +118,19 @@ def _facts(groups: Mapping[str, Mapping[str, Any]]) -> str:
     )
 
 
+def plan_block() -> str | None:
+    """The error of each planned term; None before it was measured."""
+    if not RECEIPTS.is_file():
+        return None
+    terms = json.loads(RECEIPTS.read_text(encoding="utf-8"))["terms"]
+    rows = [
+        f"| {named} | {term['logs']} | {term['mean_abs_pct']:.1f} % | {abs(term['worst_pct']):.1f} % |"
+        for name, named in TERM_NAMES.items()
+        if (term := terms.get(name))
+    ]
+    return "\n".join(["| term | logs | mean error | worst |", "|---|--:|--:|--:|", *rows])
+
+
 def speed_block() -> str | None:
     """One row a measurement; None before anything was measured."""
     rows = [
@@ -140,7 +165,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     old = new = README.read_text(encoding="utf-8")
-    blocks = {"example": example_block(), "accuracy": accuracy_block(), "speed": speed_block()}
+    blocks = {
+        "example": example_block(),
+        "accuracy": accuracy_block(),
+        "plan": plan_block(),
+        "speed": speed_block(),
+    }
     for name, content in blocks.items():
         new = replace_block(new, name, content)
     if options.check:

@@ -36,6 +36,7 @@ from diag.apps.explain import (
 from diag.apps.explain import explain as run_explain
 from diag.apps.plan import PlanFormat, PlanRequest
 from diag.apps.plan import run as run_plan
+from diag.apps.startfile import launch_in_file
 from diag.errors import UsageError
 
 # "\b" keeps the line breaks of a paragraph in the help.
@@ -55,6 +56,7 @@ Examples
   oomdoc explain vllm.log
   docker logs NAME 2>&1 | oomdoc explain --evidence
   kubectl logs POD --previous | oomdoc explain --launch "vllm serve MODEL --max-model-len 32768"
+  oomdoc explain vllm.log --config compose.yaml
   oomdoc explain --exit-code --format plain vllm.log || notify-team
 
 \b
@@ -133,7 +135,7 @@ def explain(
     ] = None,
     output_format: Annotated[
         OutputFormat | None,
-        typer.Option("--format", help="How to write the answer; text if not given."),
+        typer.Option("-f", "--format", help="How to write the answer; text if not given."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
     output: Annotated[
@@ -151,6 +153,9 @@ def explain(
     ] = None,
     launch: Annotated[
         Text, typer.Option(metavar="COMMAND", help="The command you started vLLM with.")
+    ] = None,
+    config: Annotated[
+        Text, typer.Option(metavar="FILE", help="The file that starts vLLM, instead of --launch.")
     ] = None,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="End with 1 when a failure was found.")
@@ -170,6 +175,10 @@ def explain(
     if not files and is_terminal(sys.stdin):
         return _help(ctx)
     sources = expand_sources(files or [STDIN])
+    if config is not None:
+        if launch is not None:
+            raise UsageError("--launch and --config say the same", hint="give one of them")
+        launch = launch_in_file(config)
     target = None if output not in (None, "-") else sys.stdout
     request = Request(
         sources=sources,
@@ -216,7 +225,7 @@ def plan(
         Text, typer.Option(metavar="X.Y", help="The release; the newest known if not given.")
     ] = None,
     output_format: Annotated[
-        PlanFormat, typer.Option("--format", help="How to write the plan.")
+        PlanFormat, typer.Option("-f", "--format", help="How to write the plan.")
     ] = PlanFormat.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
     output: Annotated[

@@ -23,6 +23,7 @@ from diag.apps.console import (
     is_terminal,
 )
 from diag.apps.explain import STDIN, AttemptChoice
+from diag.apps.startfile import read_start_file
 from diag.errors import Location, RewriteError, UsageError
 from diag.report.safe import clean, clean_block
 from diag.terms import Outcome
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from diag.fixes.rewrite import Rewritten
     from diag.report.model import Diagnosis
 
-MAX_BYTES = 1_500_000  # of the file to change
 _SHOWN_DIFF = 100_000  # characters of a diff on a terminal
 _BACKUPS = 100
 
@@ -58,7 +58,7 @@ def run(request: FixRequest) -> int:
 
     _check_asking(request)
     path = Path(request.file)
-    old = _read(path)
+    old = read_start_file(path)
     diagnosis = _diagnose(request, old)
     if diagnosis.outcome is Outcome.HEALTHY and request.fix is None:
         complain(f"{request.log}: nothing failed, so there is nothing to fix")
@@ -113,23 +113,6 @@ def _check_asking(request: FixRequest) -> None:
         raise UsageError("--write asks before it writes, and nobody can answer", hint="add --yes")
 
 
-def _read(path: Path) -> str:
-    """The file's text, line ends as they are. Raises UsageError."""
-    where = Location(str(path))
-    try:
-        if not path.is_file():
-            problem = "is a directory" if path.is_dir() else "no such file"
-            raise UsageError(problem, location=where, hint="give --in the file that starts vLLM")
-        if path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"has more than {MAX_BYTES:,} bytes", location=where)
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError("is no UTF-8 text", location=where) from error
-    except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise UsageError(f"can't be read ({reason})", location=where) from error
-
-
 def _diagnose(request: FixRequest, text: str) -> Diagnosis:
     from diag.fixes.rewrite import command_in_file
     from diag.pipeline import diagnose
@@ -177,7 +160,7 @@ def _write(path: Path, old: str, new: str, *, ask: bool) -> None:
         complain(f"{path}: left as it was")
         return
     target = Path(os.path.realpath(path))  # through a link: the link stays
-    if _read(target) != old:
+    if read_start_file(target) != old:
         raise UsageError(
             "was changed in the meantime", location=Location(str(path)), hint="run again"
         )

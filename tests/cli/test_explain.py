@@ -82,6 +82,33 @@ def test_the_options_reach_the_core(logs, fake_diagnose):
     }
 
 
+def test_the_command_comes_from_the_file_that_starts_vllm(logs, fake_diagnose):
+    (logs / "compose.yaml").write_text(
+        "services:\n  vllm:\n    image: vllm/vllm-openai:v0.11.0\n"
+        "    command: --model m --max-model-len 4096 --api-key secret\n"
+    )
+    assert main(["explain", "healthy.log", "--config", "compose.yaml"]) == 0
+    (call,) = fake_diagnose
+    assert call["launch"] == "vllm serve --model m --max-model-len 4096"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--config", "notes.txt"], "notes.txt: no start of vLLM could be read in it; give"),
+        (["--config", "gone.yaml"], "gone.yaml: no such file; give the file that vLLM"),
+        (["--config", "x", "--launch", "vllm serve m"], "--launch and --config say the same"),
+    ],
+)
+def test_a_config_that_says_no_command_is_told(logs, fake_diagnose, capsys, options, message):
+    (logs / "notes.txt").write_text("we should restart it\n")
+    assert main(["explain", "healthy.log", *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"oomdoc: {message}")
+    assert not fake_diagnose
+
+
 def test_a_pipe_is_read(logs, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Stdin(b"unknown\n"))
     assert main(["explain"]) == 0
