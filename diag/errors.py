@@ -33,6 +33,11 @@ class OomdocError(Exception):
         return f"{where}{self.message}{hint}"
 
 
+def os_reason(error: OSError) -> str:
+    """Why the system refused, in lower case: "permission denied"."""
+    return (error.strerror or type(error).__name__).lower()
+
+
 class LogReadError(OomdocError):
     """The input can't be read as a log: missing, a directory, no permission, binary, empty."""
 

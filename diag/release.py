@@ -15,7 +15,6 @@ from packaging.version import InvalidVersion, Version
 from diag.errors import UnitError
 
 _NUMBER = re.compile(r"v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:rc|dev|post|a|b)\d*)*)", re.IGNORECASE)
-_WILD = re.compile(r"v?(\d+\.\d+)(?:\.x)?\b")
 
 
 @lru_cache(maxsize=256)

@@ -31,6 +31,8 @@ _FACTORS = {
     "g": GIB,
     "t": TIB,
 }
+# As vLLM reads the value of --max-model-len and the like: a small letter is decimal, a capital binary.
+_COUNT_SUFFIX = {"k": 1000, "K": KIB, "m": 1000**2, "M": MIB, "g": 1000**3, "G": GIB}
 _SIZE = re.compile(r"\s*([+-]?(?:\d[\d,]*)?\.?\d*(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -47,6 +49,16 @@ def parse_number(text: str) -> float:
     if not math.isfinite(number):
         raise UnitError(f"{text[:40]!r} is not a number that can be computed with")
     return number
+
+
+def parse_short_count(text: str) -> int:
+    """A count or a size in bytes as vLLM's flags take it. Raises ValueError, and OverflowError for infinity.
+
+    >>> parse_short_count("32768"), parse_short_count("32k"), parse_short_count("1.5K")
+    (32768, 32000, 1536)
+    """
+    factor = _COUNT_SUFFIX.get(text[-1:])
+    return int(float(text)) if factor is None else int(float(text[:-1]) * factor)
 
 
 def parse_size(text: str) -> int:
@@ -67,7 +79,7 @@ def gib(size: float) -> float:
     return size / GIB
 
 
-def format_size(size: int, *, decimals: int = 2) -> str:
+def format_size(size: int) -> str:
     """Bytes for people: GiB from half a GiB on, else MiB, else KiB or bytes.
 
     >>> format_size(13 * GIB), format_size(-300 * MIB), format_size(512)
@@ -75,7 +87,7 @@ def format_size(size: int, *, decimals: int = 2) -> str:
     """
     amount = abs(size)
     if amount >= GIB // 2:
-        return f"{size / GIB:,.{decimals}f} GiB"
+        return f"{size / GIB:,.2f} GiB"
     if amount >= MIB:
         return f"{size / MIB:,.0f} MiB"
     if amount >= 4 * KIB:
@@ -83,9 +95,9 @@ def format_size(size: int, *, decimals: int = 2) -> str:
     return f"{size:,} bytes"
 
 
-def format_gib(size: int, *, decimals: int = 2) -> str:
+def format_gib(size: int) -> str:
     """Bytes as a bare GiB number, for columns: `61.03`."""
-    return f"{size / GIB:,.{decimals}f}"
+    return f"{size / GIB:,.2f}"
 
 
 def format_count(number: float) -> str:

@@ -7,34 +7,34 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from diag import __version__
-from diag.apps.compare import CompareFormat, CompareRequest
+from diag.apps.compare import CompareRequest
 from diag.apps.compare import run as run_compare
 from diag.apps.console import (
     COULD_NOT,
     DONE,
+    STDIN,
     ColorChoice,
+    DocumentFormat,
+    Look,
     StdoutSink,
     complain,
     is_terminal,
+    look_of,
     open_sink,
-    shows_unicode,
-    text_width,
-    wants_color,
 )
 from diag.apps.explain import (
-    STDIN,
     OutputFormat,
     Request,
     expand_sources,
     parse_attempt,
 )
 from diag.apps.explain import explain as run_explain
-from diag.apps.plan import PlanFormat, PlanRequest
+from diag.apps.plan import PlanRequest
 from diag.apps.plan import run as run_plan
 from diag.apps.startfile import launch_in_file
 from diag.errors import UsageError
@@ -110,6 +110,7 @@ rules_app = typer.Typer(
 app.add_typer(rules_app, name="rules")
 
 Text = str | None
+Format = TypeVar("Format", OutputFormat, DocumentFormat)
 
 
 @app.callback(invoke_without_command=True)
@@ -179,30 +180,34 @@ def explain(
         if launch is not None:
             raise UsageError("--launch and --config say the same", hint="give one of them")
         launch = launch_in_file(config)
-    target = None if output not in (None, "-") else sys.stdout
     request = Request(
         sources=sources,
-        format=_format(output_format, as_json),
+        format=_format(OutputFormat, output_format, as_json),
         attempt=parse_attempt(attempt),
         vllm_version=vllm_version,
         gpu=gpu,
         launch=launch,
         exit_code=exit_code,
-        color=wants_color(ColorChoice.NEVER if no_color else color, target),
-        unicode=shows_unicode(target),
-        width=text_width(target),
         show_all=show_all,
         show_evidence=evidence,
         show_facts=facts,
         debug=debug,
+        **_look(output, color, no_color=no_color),
     )
     return run_explain(request, open_sink(output, sources))
 
 
-def _format(chosen: OutputFormat | None, as_json: bool) -> OutputFormat:
-    if as_json and chosen not in (None, OutputFormat.JSON):
+def _format(kind: type[Format], chosen: Format | None, as_json: bool) -> Format:
+    """The value of `--format`, or what `--json` is short for."""
+    if as_json and chosen not in (None, kind.JSON):
         raise UsageError("--json and --format contradict each other", hint="give one of them")
-    return OutputFormat.JSON if as_json else chosen or OutputFormat.TEXT
+    return kind.JSON if as_json else chosen or kind.TEXT
+
+
+def _look(output: str | None, color: ColorChoice, *, no_color: bool) -> Look:
+    """What the target of `-o` can show."""
+    target = sys.stdout if output in (None, STDIN) else None
+    return look_of(target, ColorChoice.NEVER if no_color else color)
 
 
 @app.command(
@@ -225,8 +230,9 @@ def plan(
         Text, typer.Option(metavar="X.Y", help="The release; the newest known if not given.")
     ] = None,
     output_format: Annotated[
-        PlanFormat, typer.Option("-f", "--format", help="How to write the plan.")
-    ] = PlanFormat.TEXT,
+        DocumentFormat | None,
+        typer.Option("-f", "--format", help="How to write the plan; text if not given."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
     output: Annotated[
         Text, typer.Option("-o", "--output", metavar="FILE", help="Write here, all or nothing.")
@@ -250,7 +256,6 @@ def plan(
     no_color: Annotated[bool, typer.Option("--no-color", help="Short for --color never.")] = False,
 ) -> int:
     """Compute beforehand what vLLM will do with a card: every memory term, the KV pool, whether it starts."""
-    target = None if output not in (None, "-") else sys.stdout
     request = PlanRequest(
         model=model,
         gpu=gpu,
@@ -261,10 +266,8 @@ def plan(
         used_gib=used_gib,
         sweep=sweep,
         hub=hub,
-        format=PlanFormat.JSON if as_json else output_format,
-        color=wants_color(ColorChoice.NEVER if no_color else color, target),
-        unicode=shows_unicode(target),
-        width=text_width(target),
+        format=_format(DocumentFormat, output_format, as_json),
+        **_look(output, color, no_color=no_color),
     )
     return run_plan(request, open_sink(output))
 
@@ -301,7 +304,7 @@ def compare(
         ),
     ] = None,
     output_format: Annotated[
-        CompareFormat | None,
+        DocumentFormat | None,
         typer.Option("-f", "--format", help="How to write the answer; text if not given."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
@@ -317,17 +320,12 @@ def compare(
     ] = ColorChoice.AUTO,
 ) -> int:
     """Put a good and a bad start side by side: what differs, and what of it explains the failure."""
-    if as_json and output_format not in (None, CompareFormat.JSON):
-        raise UsageError("--json and --format contradict each other", hint="give one of them")
-    target = None if output not in (None, "-") else sys.stdout
     request = CompareRequest(
         good=good,
         bad=bad,
         gpu=gpu,
-        format=CompareFormat.JSON if as_json else output_format or CompareFormat.TEXT,
-        color=wants_color(ColorChoice.NEVER if no_color else color, target),
-        unicode=shows_unicode(target),
-        width=text_width(target),
+        format=_format(DocumentFormat, output_format, as_json),
+        **_look(output, color, no_color=no_color),
     )
     return run_compare(request, open_sink(output, tuple(filter(None, (good, bad)))))
 

@@ -10,18 +10,19 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, TypedDict
 
-from diag.errors import Location, OomdocError, UsageError
+from diag.errors import Location, OomdocError, UsageError, os_reason
 from diag.report.safe import clean, to_ascii
 
 DONE, FOUND, COULD_NOT, INTERRUPTED = 0, 1, 2, 130
 """Exit codes of every command; FOUND only with `--exit-code`."""
 
+STDIN = "-"  # as a FILE of the command line; as a target it is stdout
 _PIPE_WIDTHS = (80, 100)
 
 
@@ -33,8 +34,32 @@ class ColorChoice(str, Enum):
     NEVER = "never"
 
 
+class DocumentFormat(str, Enum):
+    """How one document is written."""
+
+    TEXT = "text"
+    PLAIN = "plain"
+    JSON = "json"
+    MD = "md"
+
+
+class Look(TypedDict):
+    """What a stream can show; `width` in terminal cells."""
+
+    color: bool
+    unicode: bool
+    width: int
+
+
 class StdoutClosedError(Exception):
     """The program that read our stdout has ended, as `head` does: stop quietly."""
+
+
+def look_of(stream: IO[str] | None, choice: ColorChoice) -> Look:
+    """Colour, characters and width for text on a stream; None is a file."""
+    return Look(
+        color=wants_color(choice, stream), unicode=shows_unicode(stream), width=text_width(stream)
+    )
 
 
 def wants_color(
@@ -85,6 +110,11 @@ def shows_unicode(stream: IO[str] | None) -> bool:
     return encoding.lower().replace("_", "-").startswith("utf")
 
 
+def log_source(given: str) -> tuple[str | Path, str]:
+    """What `diagnose` reads for a FILE of the command line, and the name to show for it."""
+    return (STDIN, "<stdin>") if given == STDIN else (Path(given), given)
+
+
 def complain(message: str) -> None:
     """One line for the user on stderr, `oomdoc: ...`; quoted text can't act on the terminal."""
     text = f"oomdoc: {clean(message, 2_000)}"
@@ -108,14 +138,25 @@ class Sink(Protocol):
 
 def open_sink(output: str | None, inputs: tuple[str, ...] = ()) -> Sink:
     """stdout, or a file that is replaced when done. Raises UsageError when it can't be written."""
-    if output is None or output == "-":
+    if output in (None, STDIN):
         return StdoutSink()
     path = Path(output)
-    if any(name != "-" and _same_file(path, Path(name)) for name in inputs):
+    if any(name != STDIN and _same_file(path, Path(name)) for name in inputs):
         raise UsageError(
             "is one of the inputs", location=Location(output), hint="give another file to -o"
         )
     return FileSink(path)
+
+
+@contextmanager
+def committing(sink: Sink) -> Iterator[None]:
+    """Make what the block writes final, or leave things as they were when it raises."""
+    try:
+        yield
+        sink.commit()
+    except BaseException:
+        sink.discard()
+        raise
 
 
 def _same_file(one: Path, other: Path) -> bool:
@@ -213,7 +254,6 @@ def _mode(path: Path) -> int:
 
 
 def _unwritable(where: Location, error: OSError) -> OomdocError:
-    reason = (error.strerror or str(error)).lower()
     return UsageError(
-        f"can't be written ({reason})", location=where, hint="give another file to -o"
+        f"can't be written ({os_reason(error)})", location=where, hint="give another file to -o"
     )

@@ -19,15 +19,14 @@ from diag.apps.console import (
     COULD_NOT,
     DONE,
     INTERRUPTED,
+    STDIN,
     ColorChoice,
     StdoutClosedError,
     complain,
+    look_of,
     open_sink,
-    shows_unicode,
-    text_width,
-    wants_color,
 )
-from diag.apps.explain import STDIN, Request, expand_sources, explain, internal_error
+from diag.apps.explain import Request, expand_sources, explain, internal_error
 from diag.errors import OomdocError, RuleFileError
 
 _GC_THRESHOLD = 50_000  # start-up makes many lasting objects; looking through them again and again finds nothing
@@ -76,12 +75,7 @@ def _is_option(word: str) -> bool:
 
 def _plain_explain(files: list[str]) -> int:
     """`explain` with every option at its default."""
-    request = Request(
-        sources=expand_sources(files),
-        color=wants_color(ColorChoice.AUTO, sys.stdout),
-        unicode=shows_unicode(sys.stdout),
-        width=text_width(sys.stdout),
-    )
+    request = Request(sources=expand_sources(files), **look_of(sys.stdout, ColorChoice.AUTO))
     return explain(request, open_sink(None, request.sources))
 
 

@@ -9,18 +9,16 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from diag.apps.console import COULD_NOT, DONE, FOUND, Sink, complain
-from diag.errors import Location, LogReadError, OomdocError, UsageError
+from diag.apps.console import COULD_NOT, DONE, FOUND, STDIN, Sink, complain, log_source
+from diag.errors import Location, LogReadError, OomdocError, UsageError, os_reason
 from diag.report.safe import clean, to_ascii
 from diag.terms import Outcome
 
 if TYPE_CHECKING:
     from diag.report.model import Diagnosis
 
-STDIN = "-"
 AttemptChoice = int | Literal["first", "last"]
 _FAILURES = (Outcome.MEMORY_FAILURE, Outcome.OTHER_FAILURE)
 
@@ -85,7 +83,7 @@ def explain(request: Request, sink: Sink) -> int:
             result = _diagnose(name, request)
             if isinstance(result, OomdocError):
                 unread += 1
-                writer.error(_shown(name), result)
+                writer.error(log_source(name)[1], result)
             else:
                 found += result.outcome in _FAILURES
                 writer.answer(result)
@@ -102,35 +100,31 @@ def explain(request: Request, sink: Sink) -> int:
     return FOUND if found and request.exit_code else DONE
 
 
-def _shown(name: str) -> str:
-    return "<stdin>" if name == STDIN else name
-
-
 def _diagnose(name: str, request: Request) -> Diagnosis | OomdocError:
     """The diagnosis, or the error after telling the user."""
     from diag.pipeline import diagnose
 
+    source, shown = log_source(name)
     try:
         return diagnose(
-            STDIN if name == STDIN else Path(name),
+            source,
             attempt=request.attempt,
             vllm_version=request.vllm_version,
             gpu=request.gpu,
             launch=request.launch,
-            name=_shown(name),
+            name=shown,
         )
     except OomdocError as error:
         problem = error
     except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
         problem = LogReadError(
-            f"can't be read ({reason})", location=Location(_shown(name)), hint="check the file"
+            f"can't be read ({os_reason(error)})", location=Location(shown), hint="check the file"
         )
     except Exception as error:  # the last line of defence: the other files still get their answer
         if request.debug:
             traceback.print_exc()
-        problem = internal_error(error, _shown(name))
-    where = "" if problem.location else f"{_shown(name)}: "
+        problem = internal_error(error, shown)
+    where = "" if problem.location else f"{shown}: "
     complain(f"{where}{problem}")
     return problem
 

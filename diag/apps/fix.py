@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING
 from diag.apps.console import (
     COULD_NOT,
     DONE,
+    STDIN,
     FileSink,
     StdoutSink,
+    committing,
     complain,
     is_terminal,
+    log_source,
 )
-from diag.apps.explain import STDIN, AttemptChoice
+from diag.apps.explain import AttemptChoice
 from diag.apps.startfile import read_start_file
-from diag.errors import Location, RewriteError, UsageError
+from diag.errors import Location, RewriteError, UsageError, os_reason
 from diag.report.safe import clean, clean_block
 from diag.terms import Outcome
 
@@ -117,13 +120,14 @@ def _diagnose(request: FixRequest, text: str) -> Diagnosis:
     from diag.fixes.rewrite import command_in_file
     from diag.pipeline import diagnose
 
+    source, shown = log_source(request.log)
     return diagnose(
-        STDIN if request.log == STDIN else Path(request.log),
+        source,
         attempt=request.attempt,
         vllm_version=request.vllm_version,
         gpu=request.gpu,
         launch=command_in_file(text, Path(request.file).name, service=request.service),
-        name="<stdin>" if request.log == STDIN else request.log,
+        name=shown,
     )
 
 
@@ -166,12 +170,8 @@ def _write(path: Path, old: str, new: str, *, ask: bool) -> None:
         )
     backup = _back_up(target)
     sink = FileSink(target)
-    try:
+    with committing(sink):
         sink.write(new)
-        sink.commit()
-    except BaseException:
-        sink.discard()
-        raise
     complain(f"{path}: written; the old one is {backup.name}")
 
 
@@ -195,8 +195,7 @@ def _back_up(path: Path) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            reason = (error.strerror or type(error).__name__).lower()
             raise UsageError(
-                f"no backup could be made ({reason})", location=Location(str(path))
+                f"no backup could be made ({os_reason(error)})", location=Location(str(path))
             ) from error
     raise UsageError("has too many backups", location=Location(str(path)), hint="remove some")

@@ -8,24 +8,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
-from diag.apps.console import DONE, Sink
+from diag.apps.console import DONE, DocumentFormat, Sink, committing
 from diag.errors import UsageError
 from diag.units import GIB
 
 if TYPE_CHECKING:
     from diag.report.plan import PlanReport
-
-
-class PlanFormat(str, Enum):
-    """How the plan is written."""
-
-    TEXT = "text"
-    PLAIN = "plain"
-    JSON = "json"
-    MD = "md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +31,7 @@ class PlanRequest:
     used_gib: float = 0.0
     sweep: bool = False
     hub: bool = False
-    format: PlanFormat = PlanFormat.TEXT
+    format: DocumentFormat = DocumentFormat.TEXT
     color: bool = False
     unicode: bool = True
     width: int = 80
@@ -49,12 +39,8 @@ class PlanRequest:
 
 def run(request: PlanRequest, sink: Sink) -> int:
     """Write the plan and return the exit code. Raises UsageError when something asked for makes no sense."""
-    try:
+    with committing(sink):
         sink.write(_render(build(request), request))
-    except BaseException:
-        sink.discard()
-        raise
-    sink.commit()
     return DONE
 
 
@@ -125,10 +111,10 @@ def _settings(model: str, arguments: Sequence[str]) -> tuple[str, dict[str, str]
 def _render(report: PlanReport, request: PlanRequest) -> str:
     from diag.report.plan import render_json, render_markdown, render_text
 
-    if request.format is PlanFormat.JSON:
+    if request.format is DocumentFormat.JSON:
         return render_json(report)
-    if request.format is PlanFormat.MD:
+    if request.format is DocumentFormat.MD:
         return render_markdown(report)
-    if request.format is PlanFormat.PLAIN:
+    if request.format is DocumentFormat.PLAIN:
         return render_text(report, width=80, color=False, unicode=False)
     return render_text(report, width=request.width, color=request.color, unicode=request.unicode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from diag.errors import Location, UsageError
+from diag.errors import Location, UsageError, os_reason
 
 MAX_BYTES = 1_500_000
 
@@ -24,8 +24,7 @@ def read_start_file(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise UsageError("is no UTF-8 text", location=where) from error
     except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise UsageError(f"can't be read ({reason})", location=where) from error
+        raise UsageError(f"can't be read ({os_reason(error)})", location=where) from error
 
 
 def launch_in_file(name: str) -> str:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from diag.facts.model import Event, Fact, Value
 from diag.log.model import LogLine
 from diag.terms import Origin
-from diag.units import GIB, parse_number
+from diag.units import GIB, parse_number, parse_short_count
 
 MAX_ARGS = 200_000  # characters of one argument line that are read
+MAX_CONTINUED = 80  # lines that a command with backslashes is read on for
 
 _PAIR = re.compile(
     r"(?<![\w.])['\"]?(?P<key>[A-Za-z_]\w{1,60})['\"]?\s*[=:]\s*"
@@ -61,7 +63,7 @@ _ALIASES = {
     "device_config": "device",
     "use_v2_block_manager": "",
 }
-_SIZE_SUFFIX = {"k": 1000, "K": 1024, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
+_FLAG = re.compile(r"--?[A-Za-z]")
 COMMAND = re.compile(
     r"(?:vllm serve\b|-m vllm\.entrypoints\.[\w.]+|vllm/vllm-openai\S*|\bapi_server\.py)(?P<rest>.*)"
 )
@@ -96,11 +98,11 @@ def flags(command: str) -> Iterator[Setting]:
         following = words[index + 1] if index + 1 < len(words) else None
         if word == "serve" and following and not following.startswith("-"):
             yield Setting("model", following)
-        if not re.match(r"-{1,2}[A-Za-z]", word):
+        if not is_flag(word):
             continue
         name, _, value = word.lstrip("-").partition("=")
         if not value:
-            value = following if following is not None and not _is_flag(following) else "True"
+            value = following if following is not None and not is_flag(following) else "True"
         key = name.replace("-", "_")
         if key.startswith("no_"):
             named = key[3:]
@@ -108,8 +110,9 @@ def flags(command: str) -> Iterator[Setting]:
         yield Setting(key, value)
 
 
-def _is_flag(word: str) -> bool:
-    return bool(re.match(r"-{1,2}[A-Za-z]", word))
+def is_flag(word: str) -> bool:
+    """Whether a word of a command is a flag and no value such as -1."""
+    return _FLAG.match(word) is not None
 
 
 def typed(setting: Setting) -> tuple[str, Value, str] | None:
@@ -128,11 +131,7 @@ def _typed(key: str, value: str) -> tuple[str, Value, str] | None:
     if key in _TEXT:
         return f"config.{key}", value.removeprefix("torch."), "text"
     if key in _INTEGER:
-        number = (
-            int(float(value[:-1]) * _SIZE_SUFFIX[value[-1]])
-            if value[-1] in _SIZE_SUFFIX
-            else int(float(value))
-        )
+        number = parse_short_count(value)
         return (
             (f"config.{key}", number, _INTEGER[key])
             if number > 0 or key == "kv_cache_memory_bytes"
@@ -199,12 +198,26 @@ def from_command(
     return _facts(iter(settings), line, origin)
 
 
-def command_in(line: LogLine) -> str | None:
-    """The vLLM command on a line (a shell prompt, a compose log, a start script), from its first word on."""
-    match = COMMAND.search(line.text)
-    if match is None or "--" not in match["rest"] or line.level in ("ERROR", "DEBUG"):
-        return None
-    return line.text[match.start() :].strip()[:4000]
+def command_in(lines: Sequence[LogLine]) -> str | None:
+    """The first vLLM command of a log (a shell prompt, a compose log, a start script), from its first word on."""
+    for place, line in enumerate(lines):
+        match = COMMAND.search(line.text)
+        if match is None or line.level in ("ERROR", "DEBUG"):
+            continue
+        command = _continued(lines, place)
+        if "--" in command[match.start("rest") :]:
+            return command[match.start() :].strip()[:4000]
+    return None
+
+
+def _continued(lines: Sequence[LogLine], place: int) -> str:
+    """A line and those it goes on in: a backslash at the end takes in the next one, as a shell does."""
+    text = lines[place].text.rstrip()
+    for line in islice(lines, place + 1, place + 1 + MAX_CONTINUED):
+        if not text.endswith("\\"):
+            break
+        text = f"{text[:-1].rstrip()} {line.text.strip()}"
+    return text.removesuffix("\\").rstrip()
 
 
 def asked_args(event: Event) -> Mapping[str, object]:

@@ -76,7 +76,7 @@ def collect(
             for fact in settings:
                 table.add(fact)
     table.settle(resolved)
-    command = launch or next(filter(None, (args.command_in(line) for line in attempt.lines)), None)
+    command = launch or args.command_in(attempt.lines)
     if command:
         origin = Origin.ASSUMED if launch else Origin.LOGGED
         for fact in args.from_command(command, origin=origin):

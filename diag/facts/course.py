@@ -35,6 +35,7 @@ def _course(facts: Facts, *, earlier_engine: bool) -> Iterator[Fact]:
     )
     yield _fact("attempt.ended_well", _ended_well(facts), "bool")
     yield _fact("attempt.ends_killed", _ends_killed(facts), "bool")
+    yield _fact("attempt.error_cut", _error_cut(facts), "bool")
     last = max((p.line.number for p in facts.problems if p.role is RowRole.CAUSE), default=None)
     alive = max((event.line.number for event in facts.seen(*ALIVE)), default=None)
     died = any(event.role is RowRole.ECHO for event in facts.events)
@@ -44,6 +45,18 @@ def _course(facts: Facts, *, earlier_engine: bool) -> Iterator[Fact]:
     ranks = {line.rank for line in facts.lines if line.rank is not None}
     if ranks:
         yield _fact("log.ranks", len(ranks), "count")
+
+
+def _error_cut(facts: Facts) -> bool:
+    """The last problem is a traceback that breaks off, no request's, and nothing after it shows a server at work."""
+    if not facts.problems or not facts.problems[-1].cut_off:
+        return False
+    if "request_handling" in facts.problems[-1].sites:
+        return False
+    last = facts.problems[-1].line.number
+    if any(event.line.number < last for event in facts.seen(*STOPPING)):
+        return False  # what breaks while the server is taken down
+    return not any(event.line.number > last for event in facts.seen(*ALIVE))
 
 
 def _ends_killed(facts: Facts) -> bool:

@@ -70,6 +70,11 @@ class Problem:
     first_number: int = 0  # first line of the traceback
 
     @property
+    def cut_off(self) -> bool:
+        """A traceback whose end, with the error itself, is not in the log."""
+        return bool(self.frames) and not self.text
+
+    @property
     def rows(self) -> frozenset[str]:
         """Ids of the catalogue rows that the problem's lines match."""
         return frozenset(event.row for event in self.events)

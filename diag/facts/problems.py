@@ -125,8 +125,12 @@ class _Gatherer:
 
     def _close(self, speaker: Speaker) -> None:
         done = self.open.pop(speaker, None)
-        if done and (done.exceptions or done.frames):
+        if done and (done.exceptions or done.frames or self._stated(done)):
             self.closed.append(done)
+
+    def _stated(self, done: _Open) -> bool:
+        """Whether the line that opens the traceback says the cause itself, as the V0 engine's workers do."""
+        return any(RowRole.CAUSE in self._roles(line) for line in done.lines)
 
     def finish(self) -> list[_Open]:
         """All tracebacks and statements, by first line."""

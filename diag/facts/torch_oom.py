@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from diag.terms import Origin
 from diag.units import MIB
 
 if TYPE_CHECKING:
@@ -84,13 +85,6 @@ class OomReading:
         return rest if rest >= 0 else None
 
     @property
-    def larger_than_card(self) -> bool | None:
-        """The request alone exceeds the card: no setting of the allocator can serve it."""
-        if self.tried is None or self.total is None:
-            return None
-        return self.tried > self.total
-
-    @property
     def fragmented(self) -> bool | None:
         """PyTorch holds enough idle memory for the request, but not in one piece.
 
@@ -108,23 +102,11 @@ class OomReading:
         )
 
     @property
-    def really_full(self) -> bool | None:
-        """The device lacked the memory and the idle part can't make up for it."""
-        if self.fragmented is None or self.free_exceeds_tried is None:
-            return None
-        return not self.free_exceeds_tried and not self.fragmented
-
-    @property
     def free_exceeds_tried(self) -> bool | None:
         """The device had the memory: a limit, a race with another process, or a driver fault."""
         if self.tried is None or self.free is None:
             return None
         return self.free >= self.tried
-
-    @property
-    def oversubscribed(self) -> bool:
-        """PyTorch allocated more than the card has: the driver spilled into host memory (WSL2)."""
-        return "oom.allocated" in self.impossible
 
 
 def oom_lines(facts: Facts, *, rank: int | None = None) -> tuple[int, ...]:
@@ -151,6 +133,11 @@ def read_ooms(facts: Facts) -> tuple[OomReading, ...]:
 
 
 def _reading(line: int, found: dict[str, list[Fact]]) -> OomReading:
+    # A share that an earlier reading derived is derived anew: this process is in the list by then.
+    found = {
+        name: [fact for fact in group if fact.origin is not Origin.DERIVED]
+        for name, group in found.items()
+    }
     sizes = {name: _first(group) for name, group in found.items() if name != "oom.other_processes"}
     idle = sizes["oom.reserved_unallocated"]
     if idle is None and sizes["oom.reserved"] is not None and sizes["oom.allocated"] is not None:
@@ -242,10 +229,3 @@ def _first(group: list[Fact]) -> int | None:
 
 def _size(fact: Fact) -> int | None:
     return None if isinstance(fact.value, (str, bool)) else round(fact.value)
-
-
-def describe_shortfall(reading: OomReading) -> int | None:
-    """Bytes that were missing for the request: tried less free; None when either is unknown."""
-    if reading.tried is None or reading.free is None:
-        return None
-    return max(0, reading.tried - reading.free)

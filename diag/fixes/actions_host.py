@@ -16,6 +16,8 @@ from diag.release import in_range
 from diag.terms import Safety
 from diag.units import GIB
 
+# A display, the driver and a bare CUDA context hold up to this much of a card: no leftover engine is that small.
+_NO_ENGINE = 1.5 * GIB
 _OTHERS_MUST_SHOW = ("kv.no_blocks", "weights.load_peak", "tp.nccl_oom")
 
 
@@ -55,15 +57,29 @@ def free_card(case: Case) -> Fix | None:
         and not case.situation.charges_others
     ):
         return None
+    if numbers.others is not None and not numbers.others.value and held == 0:
+        return None  # the text accounts for the whole card: nobody else is on it
+    wanted = None if share is None or total is None else share.value * total.value
+    if case.situation.on_cpu:
+        asked = case.situation.facts.size("host.wanted")
+        wanted = wanted if asked is None else asked
+        if held is None or free is None or wanted is None or free.value >= wanted:
+            return None  # the log shows nobody else in the way
     fits, outlook = None, {}
-    if total is not None and free is not None and held is not None and share is not None:
+    if total is not None and free is not None and held is not None and wanted is not None:
         # Half a GiB stays with this process's own context.
         after = total.value - min(held, GIB / 2)
-        fits = True if after >= share.value * total.value else None
-        wanted = size(share.value * total.value)
+        if case.situation.on_cpu and after < wanted:
+            return None  # an empty host would not do
+        own = (
+            case.situation.subtype == "alloc.not_released"
+        )  # an engine of this program may hold it
+        slight = held < _NO_ENGINE and not case.situation.on_cpu
+        fits = True if after >= wanted and not own and not slight else None
         proof = (
-            f"{size(held)} of {size(total.value)} are taken; without it up to {size(after)} are free for the {wanted} "
-            "asked for"
+            f"{size(held)} of {size(total.value)} are taken; without it up to {size(after)} are free for the "
+            f"{size(wanted)} asked for"
+            + ("; so little can be the display or the driver itself" if slight else "")
         )
         outlook = {"free_bytes": round(after)}
     elif held is not None:
@@ -120,7 +136,7 @@ def expandable_on(case: Case) -> Fix | None:
             )
         ],
         fits=True if fits else None,
-        proof=found + (f"; {size(lack)} are missing" if lack is not None else ""),
+        proof=found + (f"; {size(lack)} are missing" if lack else ""),
         cost="nothing in most set-ups",
         verify='"reserved by PyTorch but unallocated" stays small, should it fail again',
         when_not="with sleep mode, custom all-reduce under DP x TP, KV connectors (NIXL, LMCache) or WSL2",

@@ -98,8 +98,14 @@ def offload_weights(case: Case) -> Fix | None:
         gained = more * GIB
     elif budget is not None and budget.value < 0:
         to = math.ceil(now) + math.ceil(-budget.value / GIB) + 2
+        if to - math.ceil(now) > most_offload(case):
+            return None
         gained = (to - math.ceil(now)) * GIB
         proof = f"the budget of {size(budget.value)} gains that much"
+    elif weights is not None and case.situation.phase is not Phase.WEIGHT_LOAD:
+        if to - now > most_offload(case):
+            return None
+        proof = f"takes that much off the {size(weights.value)} of weights on each GPU"
     elif lack:
         proof += f" (at least {size(lack)})"
     if host_room(case, to - now) is False:
@@ -171,8 +177,13 @@ def container_memory(case: Case) -> Fix | None:
 def less_swap(case: Case) -> Fix | None:
     """V0's pinned CPU block pool."""
     now = case.situation.setting_number("swap_space")
-    if not case.has_flag("--swap-space") or (case.situation.engine != "V0" and now is None):
+    # The refusal prints the sum over the GPUs of the host; it comes from every release that has the flag.
+    refused = case.situation.facts.size("host.swap_space")
+    known = case.situation.engine == "V0" or now is not None or refused is not None
+    if not case.has_flag("--swap-space") or not known:
         return None
+    if now is None and refused is not None:
+        now = refused / max(case.situation.ranks, 1)
     shown = now / GIB if now is not None else 4.0
     if shown <= 1:
         return None

@@ -5,6 +5,8 @@ Each takes a Case and gives a Fix whose sum is computed from the log, or None wh
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from diag.facts.model import Value
 from diag.fixes.case import Case
 from diag.fixes.known_shape import (
@@ -196,7 +198,7 @@ def _one_engine(case: Case, now: int, replicas: int) -> Fix:
 
 def _per_gpu(case: Case, now: int, to: int) -> str:
     weights = case.numbers.weights
-    text = f"weights and KV cache of a GPU fall to about {now}/{to}"
+    text = f"weights and KV cache of a GPU fall to about {Fraction(now, to)}"
     if weights is not None:
         after = size(weights.value * now / to)
         text = f"weights per GPU go from {size(weights.value)} to about {after}"

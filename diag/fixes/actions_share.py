@@ -1,4 +1,4 @@
-"""Actions on the size of the KV pool: the share, a pinned pool, the host memory of the CPU back end.
+"""Actions on the size of the KV pool: the share, a pinned pool.
 
 Each takes a Case and gives a Fix whose sum is computed from the log, or None when it makes no sense there.
 """
@@ -18,7 +18,9 @@ from diag.fixes.window import (
     request_shortfall,
 )
 from diag.terms import GmuVerdict, Safety
-from diag.units import GIB, MIB
+from diag.units import MIB
+
+_LEAST_SHARE = 0.2  # a step down from less than this is not worth proposing
 
 
 def raise_gmu(case: Case) -> Fix | None:
@@ -170,22 +172,30 @@ def lower_gmu(case: Case) -> Fix | None:
 
 
 def _lower_by_some(case: Case) -> Fix:
-    """The present share is unknown: say by how much."""
+    """The window is unknown: a usual step down, from the present share or by how much."""
     lack, total = missing(case.numbers), case.numbers.total
-    known = lack is not None and total is not None
+    known = bool(lack) and total is not None
     step = 0.03
     if lack is not None and total is not None:
         step = max(0.01, math.ceil((lack + margin(total.value)) / total.value * 100) / 100)
+    now = case.advice.current
+    change = Change(action=f"lower --gpu-memory-utilization by {step:g} from its present value")
+    if now is not None and now - step >= _LEAST_SHARE:
+        change = Change(flag="--gpu-memory-utilization", from_=now, to=round(now - step, 2))
     return case.fix(
         "lower_gmu",
         f"Lower the share by {step:g}",
-        [Change(action=f"lower --gpu-memory-utilization by {step:g} from its present value")],
+        [change],
         fits=True if known else None,
         proof=(
             f"{size(lack)} are missing; {step:g} of {size(total.value)} is {size(step * total.value)}"
+            if lack and total is not None
+            else f"As much was free as was asked for, so it was close; {step:g} of {size(total.value)} is "
+            f"{size(step * total.value)} more room"
             if lack is not None and total is not None
             else "The size of the failed request or of the card is not in the log; this is a usual first step."
-        ),
+        )
+        + (case.share_note() if change.flag else ""),
         cost="the KV pool shrinks by as much",
         safety=Safety.TRADEOFF,
         verify="the failed step passes",
@@ -226,6 +236,8 @@ def _lower_to_free(case: Case) -> Fix | None:
 
 def set_pool_bytes(case: Case) -> Fix | None:
     """Enlarge or reduce a pinned pool to what the failure asks for."""
+    if case.situation.on_cpu:
+        return None  # there the pool is host memory: `actions_cpu`
     if case.situation.pinned_by != "--kv-cache-memory-bytes" or not case.has_flag(
         "--kv-cache-memory-bytes"
     ):
@@ -326,60 +338,4 @@ def drop_override(case: Case) -> Fix | None:
         cost="nothing, unless the small pool was meant",
         verify='look for "GPU KV cache size" in the next log',
         when_not="the number was chosen to leave memory for something else",
-    )
-
-
-def cpu_pool(case: Case) -> Fix | None:
-    """More host memory for the KV pool of the CPU back end, in whole GiB."""
-    if not case.situation.on_cpu or case.situation.pinned_by not in (
-        None,
-        "VLLM_CPU_KVCACHE_SPACE",
-    ):
-        return None
-    if case.advice.verdict is GmuVerdict.RAISE:
-        return None  # there the share sets the pool
-    request, available = one_request(case.numbers), case.numbers.available
-    spare = case.numbers.free_at_start
-    if case.situation.facts.seen("profile.cpu_explicit_fail"):
-        return _smaller_cpu_pool(case)
-    if case.situation.subtype == "kv.alloc_oom":
-        return _smaller_cpu_pool(case)
-    to = math.ceil(request / GIB) if request else 8
-    grows = (to * GIB - available.value) if available else None
-    fits = spare.value >= grows if spare is not None and grows is not None else None
-    return case.fix(
-        "cpu_pool",
-        f"Give the KV pool {to} GiB of host memory",
-        [Change(env="VLLM_CPU_KVCACHE_SPACE", to=to)],
-        fits=fits,
-        proof=f"one request needs {size(request)}"
-        if request
-        else "the size of one request is not in the log",
-        cost=f"{to} GiB of host memory per rank",
-        verify='look for "GPU KV cache size" in the next log',
-        when_not="the host, or the container's limit, has no such memory to spare",
-        predicted=outlook(case, pool=to * GIB),
-        used=("needed", "available", "free_at_start"),
-    )
-
-
-def _smaller_cpu_pool(case: Case) -> Fix | None:
-    """The CPU pool asked for more than the node has free."""
-    free = case.numbers.free_at_start
-    if free is not None and free.value < 2 * GIB:
-        return None
-    to = int(free.value / GIB) - 1 if free is not None else 4
-    return case.fix(
-        "cpu_pool",
-        f"Give the KV pool {to} GiB of host memory",
-        [Change(env="VLLM_CPU_KVCACHE_SPACE", to=to)],
-        fits=True if free is not None else None,
-        proof=f"{size(free.value)} of host memory were free"
-        if free is not None
-        else "how much host memory was free is not in the log",
-        cost="fewer tokens in the cache",
-        safety=Safety.TRADEOFF,
-        verify='look for "GPU KV cache size" in the next log',
-        when_not="other processes on the host need that memory",
-        used=("free_at_start",),
     )

@@ -34,7 +34,7 @@ def _scaled(
 ) -> tuple[bool | None, str]:
     """Whether a request that scales with a setting fits after it went from `old` to `new`."""
     if tried is None or free is None:
-        return None, "the size of the failed request is not in the log"
+        return None, "what was asked for and what was free are not both in the log"
     after = tried.value * new / old
     proof = f"the request falls from {size(tried.value)} to about {size(after)}; {size(free.value)} free"
     return (
@@ -42,6 +42,11 @@ def _scaled(
         if after <= 0.95 * free.value
         else (None, proof + ", what was allocated before it shrinks too")
     )
+
+
+def _only_assumed(case: Case, limit: Known | None) -> bool:
+    """While serving a step is as large as the load makes it: an unlogged default says nothing of its size."""
+    return limit is not None and limit.default and case.situation.phase is Phase.SERVING
 
 
 def _spare(case: Case, new: float, old: float | None) -> dict[str, Value]:
@@ -63,6 +68,8 @@ def _largest_fitting(tried: Known | None, free: Known | None, now: int, least: i
 def fewer_batched_tokens(case: Case) -> Fix | None:
     """Smaller steps: activations of hidden layers, experts and encoder scale with them."""
     situation, numbers = case.situation, case.numbers
+    if situation.training:
+        return None  # a trainer's step is not vLLM's
     if situation.engine == "V0" and not situation.setting_on("enable_chunked_prefill"):
         return None  # there a step must hold a whole prompt
     if situation.phase is Phase.WEIGHT_LOAD:
@@ -77,7 +84,11 @@ def fewer_batched_tokens(case: Case) -> Fix | None:
     else:
         known = limit.value
         to = _largest_fitting(numbers.tried, numbers.free, int(known), least)
+        usual = situation.default_step_tokens(total)
+        if numbers.free is None and usual is not None and least <= usual < to:
+            to = int(usual)  # nothing says how much there is room for
         fits, proof = _scaled(numbers.tried, numbers.free, known, to)
+        fits = None if _only_assumed(case, limit) else fits
     if situation.subtype.startswith("kv."):
         fits, proof = _kv_by_activation(case, known, to)
     if limit is not None and to >= limit.value:
@@ -117,13 +128,21 @@ def _kv_by_activation(case: Case, known: float | None, to: int) -> tuple[bool | 
 def fewer_seqs(case: Case) -> Fix | None:
     """Fewer requests in a step: sampler rows, logits, graph sizes, dummy images of V0."""
     situation, numbers = case.situation, case.numbers
+    if situation.training:
+        return None
     if situation.subtype == "act.multimodal_encoder" and situation.engine == "V1":
         return None  # V1's encoder runs by its token budget, whatever the number of requests
     limit = situation.step_limit("max_num_seqs", numbers.total.value if numbers.total else None)
     dummies = situation.facts.get("sampler.dummy_requests")
     rows = situation.facts.number("sampler.dummy_requests") or (limit.value if limit else None)
     fits: bool | None = None
-    if situation.subtype == "kv.preemption":
+    blocks = situation.facts.number("kv.state_blocks")
+    if situation.subtype == "kv.no_blocks":
+        if not blocks or blocks < 1:
+            return None  # sequences take next to nothing of an empty pool
+        to, fits = int(blocks), True
+        proof = f"each running sequence needs a state block, and the pool holds {to}"
+    elif situation.subtype == "kv.preemption":
         running = situation.facts.number("serving.running_max")
         if running is None or running < 2:
             return None
@@ -136,6 +155,7 @@ def fewer_seqs(case: Case) -> Fix | None:
     elif situation.subtype in ("act.sampler_warmup", "act.logits_logprobs"):
         to = _largest_fitting(numbers.tried, numbers.free, int(rows), 8)
         fits, proof = _scaled(numbers.tried, numbers.free, rows, to)
+        fits = None if dummies is None and _only_assumed(case, limit) else fits
     elif situation.subtype == "act.multimodal_encoder":
         to, proof = 8, "V0 profiles one dummy image for every request that may run"
     else:
@@ -286,6 +306,8 @@ def chunk_prompts(case: Case) -> Fix | None:
     length = case.numbers.asked_len
     if situation.engine != "V0" or not case.has_flag("--enable-chunked-prefill"):
         return None
+    if in_range(situation.version, "<0.4") is True:
+        return None  # older than the flag, and than the releases whose flags are listed
     if situation.setting_on("enable_chunked_prefill") or (
         length and length.value > _V0_AUTO_CHUNKING
     ):
@@ -320,7 +342,12 @@ def shorter_profile(case: Case) -> Fix | None:
         None,
         "the profile pass of V0 runs one prompt of this length; the present one is not in the log",
     )
-    if asked is not None:
+    if asked is not None and situation.subtype.startswith("kv."):
+        proof = (
+            f"the profile pass of V0 runs one prompt of the full context, {format_count(asked.value)} tokens here; "
+            "the pool gets what a shorter one leaves"
+        )
+    elif asked is not None:
         fits, proof = _scaled(case.numbers.tried, case.numbers.free, asked.value, to)
     return case.fix(
         "shorter_profile",

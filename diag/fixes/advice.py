@@ -87,8 +87,14 @@ def _for_lower(advice: GmuAdvice, numbers: Numbers, ranks: int) -> tuple[str, ..
         sentences.append(
             f"The popular {POPULAR:.2f} is not low enough: {high:g} is the most that fits."
         )
+    elif advice.suggested == POPULAR:
+        sentences.append(f"The popular {POPULAR:.2f} is what fits here.")
+    elif advice.suggested < POPULAR:
+        sentences.append(
+            f"The popular {POPULAR:.2f} may just fit; {advice.suggested:g} keeps a little spare."
+        )
     else:
-        given = size(max(0.0, advice.suggested - POPULAR) * total.value)
+        given = size((advice.suggested - POPULAR) * total.value)
         sentences.append(
             f"The popular {POPULAR:.2f} works but gives up {given} more of pool than {advice.suggested:g}, which does."
         )

@@ -12,10 +12,11 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from diag.facts.args import asked_args
+from diag.facts.args import asked_args, is_flag
 from diag.facts.model import Facts, Value
 from diag.fixes.flags import takes
 from diag.fixes.model import Change
+from diag.units import GIB
 
 MAX_COMMAND = 20_000  # characters
 
@@ -146,8 +147,27 @@ def command_from_facts(facts: Facts) -> str | None:
         arguments = asked_args(event)
         model = arguments.get("model_tag") or arguments.get("model")
         if isinstance(model, str) and model:
-            return " ".join(["vllm", "serve", shlex.quote(model), *_as_flags(arguments)])
+            return " ".join(
+                [
+                    *_cpu_pool_variable(facts),
+                    "vllm",
+                    "serve",
+                    shlex.quote(model),
+                    *_as_flags(arguments),
+                ]
+            )
     return None
+
+
+def _cpu_pool_variable(facts: Facts) -> list[str]:
+    """VLLM_CPU_KVCACHE_SPACE as the log shows it: the CPU back end's pool was set, and not by a flag."""
+    if facts.get("config.kv_cache_memory_bytes") is not None:
+        return []
+    for event in facts.seen("profile.cpu_explicit", "profile.cpu_explicit_fail"):
+        pool = event.values.get("kv_gib")
+        if isinstance(pool, (int, float)) and pool >= GIB:
+            return [f"VLLM_CPU_KVCACHE_SPACE={round(pool / GIB)}"]
+    return []
 
 
 def _as_flags(arguments: Mapping[str, object]) -> list[str]:
@@ -252,11 +272,6 @@ def flag_name(word: str) -> str:
     return _SAME.get(plain, plain)
 
 
-def is_flag(word: str) -> bool:
-    """Whether a word of a command is a flag and no value such as -1."""
-    return re.match(r"--?[A-Za-z]", word) is not None
-
-
 def _set_flag(parts: Parts, flag: str, value: Value | None) -> None:
     words, wanted = parts.words, flag_name(flag)
     negated = f"no-{wanted}"
@@ -266,7 +281,7 @@ def _set_flag(parts: Parts, flag: str, value: Value | None) -> None:
         if is_flag(words[index]) and flag_name(words[index]) in (wanted, negated)
     ]
     for index in reversed(found[1:]):  # the last of several counts; keep one
-        _remove(words, index, parts.end)
+        del words[index : flag_end(words, index, parts.end)]
         parts.end = _end(words, parts.start)
     switch = takes(flag) == "switch" or isinstance(value, bool)
     if not found:
@@ -275,7 +290,7 @@ def _set_flag(parts: Parts, flag: str, value: Value | None) -> None:
         return
     index = found[0]
     if value is None or value is False or switch or flag_name(words[index]) == negated:
-        _remove(words, index, parts.end)
+        del words[index : flag_end(words, index, parts.end)]
         if value is not None and value is not False:
             words[index:index] = [flag] if switch else [flag, _quoted(value)]
         return
@@ -297,12 +312,17 @@ def values_end(words: Sequence[str], index: int, end: int) -> int:
     return stop
 
 
-def _remove(words: list[str], index: int, end: int) -> None:
-    switch = takes("--" + flag_name(words[index]).removeprefix("no-")) == "switch"
-    # A switch may be written "--enforce-eager True"; the word after it is then its value.
-    spoken = index + 1 < end and words[index + 1].strip("'\"").lower() in ("true", "false")
-    stop = index + 1 + int(spoken) if switch else values_end(words, index, end)
-    del words[index:stop]
+def flag_end(words: Sequence[str], index: int, end: int) -> int:
+    """Index after the flag at `index` and what belongs to it."""
+    name = flag_name(words[index])
+    if takes(f"--{name}") == "switch" or takes(f"--{name.removeprefix('no-')}") == "switch":
+        return index + 1 + int(spoken(words, index, end))
+    return values_end(words, index, min(end, _end(words, index + 1)))
+
+
+def spoken(words: Sequence[str], index: int, end: int) -> bool:
+    """Whether the switch at `index` is followed by its truth value: `--enforce-eager True`."""
+    return index + 1 < end and words[index + 1].strip("'\"").lower() in ("true", "false")
 
 
 def _set_env(parts: Parts, name: str, value: Value | None) -> None:
@@ -356,9 +376,16 @@ def _set_docker_flag(parts: Parts, flag: str, value: Value | None) -> None:
         words[parts.docker : parts.docker] = [f"{name}={value}"]
 
 
-def _quoted(value: Value) -> str:
+def written(value: Value) -> str:
+    """A value as a command or a variable spells it.
+
+    >>> written(0.9), written(True), written(16)
+    ('0.9', '1', '16')
+    """
     if isinstance(value, bool):
         return "1" if value else "0"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return shlex.quote(str(value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _quoted(value: Value) -> str:
+    return shlex.quote(written(value))

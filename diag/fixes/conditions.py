@@ -27,6 +27,7 @@ _MULTIMODAL = re.compile(
 )
 _USUAL_CUT = 2048  # tokens; the context that is often advised whatever the log says
 _LINES = 2000  # lines searched for a sign
+_COLD_COMPILE = 2 * GIB  # the most that a first compile was seen to add to the profile peak
 _BYTES = (
     "total",
     "budget",
@@ -113,6 +114,21 @@ def _shown(case: Case, sign: re.Pattern[str]) -> bool:
 def _small_idle(case: Case) -> bool:
     idle, tried = case.numbers.reserved_idle, case.numbers.tried
     return idle is not None and tried is not None and idle.value < tried.value
+
+
+def _oversized(case: Case) -> bool:
+    """Whether one request was larger than the whole card: no batch is, an attention matrix can be."""
+    tried, total = case.numbers.tried, case.numbers.total
+    return tried is not None and total is not None and tried.value >= 1.5 * total.value
+
+
+def _large_lack(case: Case) -> bool:
+    """Whether more is missing for the KV pool than a cold compile takes."""
+    shortfall, budget = request_shortfall(case.numbers), case.numbers.budget
+    lack = shortfall.value if shortfall is not None else 0.0
+    if budget is not None and budget.value < 0:
+        lack = max(lack, -budget.value)
+    return lack > _COLD_COMPILE
 
 
 def _share_high(case: Case) -> bool:
@@ -216,9 +232,13 @@ CONDITIONS: Mapping[str, Callable[[Case], bool]] = {
         or "speculative" in case.situation.sites
     ),
     "multimodal": multimodal,
+    "trainer": lambda case: case.situation.training,
     "online_quantisation": _online_quantisation,
     "expandable_on": lambda case: case.situation.expandable_segments,
     "cold_compile": lambda case: case.cold_compile,
+    "large_lack": _large_lack,
+    "ample_swap": lambda case: (case.situation.setting_number("swap_space") or 0) >= 16 * GIB,
+    "no_swap": lambda case: bool(case.situation.facts.seen("serve.no_swap")),
     "charges_others": lambda case: case.situation.charges_others,
     "unified_memory": lambda case: case.situation.unified_memory,
     "small_idle": _small_idle,
@@ -229,6 +249,11 @@ CONDITIONS: Mapping[str, Callable[[Case], bool]] = {
     "ray": lambda case: _shown(case, _RAY),
     "forked": lambda case: _FORKED.search(case.situation.text) is not None,
     "wrapped_counter": lambda case: case.situation.wrapped_counter,
+    "state_blocks": lambda case: case.situation.facts.get("kv.state_blocks") is not None,
+    "oversized": _oversized,
+    "rdma": lambda case: any(
+        case.situation.facts.seen(row) for row in ("os.ibv_reg", "os.rdma_reg", "os.memlock")
+    ),
     "verdict_open": lambda case: case.advice.verdict is GmuVerdict.NOT_ENOUGH_FACTS,
     "verdict_leave": lambda case: case.advice.verdict is GmuVerdict.LEAVE,
     "nccl": lambda case: (

@@ -23,6 +23,10 @@ _OWNED = 0.25
 
 def free_below(situation: Situation, numbers: Numbers) -> GmuAdvice:
     """The free-memory check at the start: down to what is free, unless another process owns the device."""
+    if situation.facts.seen("profile.cpu_explicit_fail") and (
+        advice := pool_set_by_hand(situation, numbers)
+    ):
+        return advice
     total, free, share = numbers.total, numbers.free_at_start, numbers.gmu
     if total is None or free is None or free.value > total.value:
         return _lower_without_sizes(numbers)
@@ -91,6 +95,12 @@ def profile_first(situation: Situation, numbers: Numbers) -> GmuAdvice:
     """As `transient`, for work that the profile run does too: in doubt the profile phase is before the pool."""
     if situation.phase is Phase.PROFILE:
         return before_pool(situation, numbers)
+    if situation.training:
+        return advice_of(
+            numbers,
+            GmuVerdict.NOT_ENOUGH_FACTS,
+            "A trainer's step failed: a smaller share helps it only if vLLM is on the same card and awake meanwhile.",
+        )
     if situation.phase is None and not situation.sites and pool_exists(situation) is None:
         return advice_of(
             numbers,
@@ -107,6 +117,11 @@ def _down(numbers: Numbers, window: Window, cause: str) -> GmuAdvice:
     if lack is not None and tried is not None and free is not None:
         sentence += (
             f": {format_size(round(tried.value))} asked for, {format_size(round(free.value))} free"
+        )
+    if lack == 0:
+        sentence = (
+            f"{format_size(round(tried.value)) if tried else 'Less'} asked for and "
+            f"{format_size(round(free.value)) if free else 'more'} free: it was close, and more headroom helps"
         )
     if window.upper is None and lack is not None and numbers.total is not None:
         step = ceil2((lack + margin(numbers.total.value)) / numbers.total.value)

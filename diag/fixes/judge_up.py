@@ -18,6 +18,8 @@ from diag.units import GIB, format_count, format_size
 
 # A pool that had to grow by more than this factor is out of reach for the last tenth of any card.
 _OUT_OF_REACH = 8
+# One that has to grow by less than this is worth a try: 0.05 of the card is then a sixth or more of most pools.
+_SMALL_GAP = 1.15
 # Cards in wide use end here; above it only a few can help.
 _COMMON_CARD = 141 * GIB
 
@@ -28,6 +30,8 @@ def no_blocks(situation: Situation, numbers: Numbers) -> GmuAdvice:
         return advice
     if situation.facts.seen("profile.cpu_auto_fail"):
         return free_below(situation, numbers)
+    if (blocks := situation.facts.number("kv.state_blocks")) is not None:
+        return _state_blocks(situation, numbers, blocks)
     budget = numbers.budget
     if budget is not None and budget.value <= 0:
         return _reach(situation, numbers, -budget.value, "the KV budget")
@@ -61,6 +65,25 @@ def no_blocks(situation: Situation, numbers: Numbers) -> GmuAdvice:
         GmuVerdict.RAISE,
         "Weights and the profile run leave nothing of the share, so only a larger share can give the pool room; "
         "by how much the log does not say.",
+        upper=upper,
+        suggested=_first_try(numbers, upper),
+    )
+
+
+def _state_blocks(situation: Situation, numbers: Numbers, blocks: float) -> GmuAdvice:
+    """A pool with fewer state blocks than max_num_seqs: more share adds blocks, fewer sequences need none."""
+    upper, share = upper_end(situation, numbers), numbers.gmu
+    held = f"The pool holds {blocks:.0f} state blocks, fewer than max_num_seqs"
+    if share is not None and not share.default and share.value >= upper - 0.01:
+        return advice_of(
+            numbers,
+            GmuVerdict.CANNOT_HELP,
+            f"{held}, and the share is {share.value:g} already: lower --max-num-seqs to {blocks:.0f}.",
+        )
+    return advice_of(
+        numbers,
+        GmuVerdict.RAISE,
+        f"{held}. A larger share adds blocks; --max-num-seqs {blocks:.0f} needs no larger share.",
         upper=upper,
         suggested=_first_try(numbers, upper),
     )
@@ -106,10 +129,10 @@ def max_len(situation: Situation, numbers: Numbers) -> GmuAdvice:
     shortfall = request_shortfall(numbers)
     if shortfall is not None and shortfall.value > 0:
         return _reach(situation, numbers, shortfall.value, "one full-length request")
-    return _max_len_in_tokens(numbers)
+    return _max_len_in_tokens(numbers, upper_end(situation, numbers))
 
 
-def _max_len_in_tokens(numbers: Numbers) -> GmuAdvice:
+def _max_len_in_tokens(numbers: Numbers, upper: float) -> GmuAdvice:
     """Only token counts are known: judge by how many times the pool would have to grow."""
     asked, holds = numbers.asked_len, numbers.capacity_tokens
     if asked is None or holds is None or holds.value <= 0:
@@ -125,6 +148,16 @@ def _max_len_in_tokens(numbers: Numbers) -> GmuAdvice:
             GmuVerdict.CANNOT_HELP,
             f"The pool holds {format_count(holds.value)} of {format_count(asked.value)} tokens: it would have to grow "
             f"{factor:.0f}-fold, more than the rest of any card gives.",
+        )
+    share = _first_try(numbers, upper)
+    if factor <= _SMALL_GAP and share is not None:
+        return advice_of(
+            numbers,
+            GmuVerdict.RAISE,
+            f"The pool holds {format_count(holds.value)} of {format_count(asked.value)} tokens, {factor - 1:.0%} too "
+            "few. A little more share usually gives that; how much is needed the log does not say.",
+            upper=upper,
+            suggested=share,
         )
     return advice_of(
         numbers,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from diag.fixes import (
+    actions_cpu,
     actions_host,
     actions_host_memory,
     actions_request,
@@ -37,7 +38,7 @@ ACTIONS: Mapping[str, Action] = {
         actions_share.lower_gmu,
         actions_share.set_pool_bytes,
         actions_share.pin_measured_pool,
-        actions_share.cpu_pool,
+        actions_cpu.cpu_pool,
         actions_share.drop_override,
         actions_request.shorten_context,
         actions_request.fp8_kv,

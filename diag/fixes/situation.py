@@ -13,9 +13,10 @@ from packaging.version import Version
 from diag.facts.args import from_command
 from diag.facts.model import Fact, Facts, Problem
 from diag.facts.torch_oom import OomReading, oom_lines, read_oom
-from diag.memory.defaults import batch_limits
+from diag.memory.defaults import BatchLimits, batch_limits
 from diag.memory.eras import Era, default_gpu_memory_utilization, era_of
-from diag.memory.gpus import by_name
+from diag.memory.gpus import by_capacity, by_name
+from diag.memory.sizes import total_bytes
 from diag.release import in_range
 from diag.terms import Family, Origin, Phase
 from diag.units import GIB
@@ -145,11 +146,21 @@ class Situation:
         return 0.9 if default is None and self.engine == "V0" else default
 
     @property
+    def training(self) -> bool:
+        """Whether a trainer's own step failed, not the engine that it drives."""
+        engine = {"serving", "wake_up", "weight_load", "profile_run", "kv_tensors", "graph_capture"}
+        return "trainer" in self.sites and not self.sites & engine
+
+    @property
     def unified_memory(self) -> bool:
-        """Whether the device's name is one whose memory CPU and GPU share."""
+        """Whether CPU and GPU share the device's memory: by its name, without one by its size."""
         name = self.facts.text("device.name") or ""
         gpu = by_name(name) if name else None
-        return (gpu is not None and gpu.unified) or _UNIFIED.search(name) is not None
+        if name:
+            return (gpu is not None and gpu.unified) or _UNIFIED.search(name) is not None
+        total = total_bytes(self.facts, self.rank).value
+        alike = by_capacity(total) if total is not None and not self.on_cpu else ()
+        return bool(alike) and all(gpu.unified for gpu in alike)
 
     @property
     def wrapped_counter(self) -> bool:
@@ -159,6 +170,9 @@ class Situation:
     @property
     def pinned_by(self) -> str | None:
         """The setting that fixes the KV pool in place of the share; None when the share decides."""
+        variable = "VLLM_CPU_KVCACHE_SPACE"
+        if self.on_cpu and re.search(rf"{variable}=0*[1-9]", self.command or ""):
+            return variable  # it goes before the flag
         if self.setting_number("kv_cache_memory_bytes"):
             return "--kv-cache-memory-bytes"
         if self.setting_number("num_gpu_blocks_override"):
@@ -166,25 +180,32 @@ class Situation:
         if not self.on_cpu:
             return None
         rows = ("profile.cpu_explicit", "profile.cpu_explicit_fail", "kv.no_blocks_cpu")
-        named = re.search(r"VLLM_CPU_KVCACHE_SPACE=[1-9]", self.command or "")
         old = in_range(self.version, "<0.20")  # there the CPU pool never followed the share
-        return "VLLM_CPU_KVCACHE_SPACE" if self.facts.seen(*rows) or named or old else None
+        return variable if self.facts.seen(*rows) or old else None
 
     def step_limit(self, name: str, total: float | None) -> Known | None:
         """max_num_batched_tokens or max_num_seqs: as logged, else the release's default for an API server."""
         fact = self.setting(name)
         if fact is not None and not isinstance(fact.value, (str, bool)):
             return Known(float(fact.value), fact.origin, fact.line)
-        limits = batch_limits(
+        limits = self._default_limits(total)
+        if limits is None:
+            return None
+        value = limits.tokens if name == "max_num_batched_tokens" else limits.seqs
+        return None if value is None else Known(float(value), Origin.ASSUMED, default=True)
+
+    def default_step_tokens(self, total: float | None) -> int | None:
+        """The release's default max_num_batched_tokens for an API server; None when unknown."""
+        limits = self._default_limits(total)
+        return None if limits is None else limits.tokens
+
+    def _default_limits(self, total: float | None) -> BatchLimits | None:
+        return batch_limits(
             self.version,
             self.engine,
             total=None if total is None else round(total),
             device_name=self.facts.text("device.name"),
         )
-        if limits is None:
-            return None
-        value = limits.tokens if name == "max_num_batched_tokens" else limits.seqs
-        return None if value is None else Known(float(value), Origin.ASSUMED, default=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +255,7 @@ def read_numbers(situation: Situation) -> Numbers:
     return Numbers(
         gmu=_gmu(situation, near),
         total=total,
-        free_at_start=near("device.free_at_start") or near("host.node_available"),
+        free_at_start=_free_at_start(situation, near),
         weights=_largest(situation, "weights.memory"),
         activation=near("profile.peak_activation"),
         graph_estimate=near("profile.graph_estimate"),
@@ -311,6 +332,20 @@ def _largest(situation: Situation, name: str) -> Known | None:
     return _pick(situation, name, largest=True)
 
 
+def _free_at_start(situation: Situation, near: _Near) -> Known | None:
+    """Free memory before loading. One share holds for all devices: of equal ones the fullest decides."""
+    found = near("device.free_at_start") or near("host.node_available")
+    totals = {fact.line: fact.value for fact in situation.facts.all("device.total")}
+    if found is None or situation.subtype != "kv.free_below_target" or found.line not in totals:
+        return found
+    alike = [
+        Known(float(fact.value), fact.origin, fact.line)
+        for fact in situation.facts.all("device.free_at_start")
+        if not isinstance(fact.value, (str, bool)) and totals.get(fact.line) == totals[found.line]
+    ]
+    return min([found, *alike], key=lambda known: known.value)
+
+
 def _gmu(situation: Situation, near: _Near) -> Known | None:
     share = near("config.gpu_memory_utilization")
     if share is None and (fact := situation.setting("gpu_memory_utilization")):
@@ -341,7 +376,8 @@ def _total(situation: Situation, near: _Near) -> Known | None:
     printed = situation.facts.get("device.name")
     gpu = by_name(str(printed.value)) if printed is not None else None
     if gpu is None or printed is None:
-        return None
+        estimate = total_bytes(situation.facts, situation.rank)  # from vLLM's own two shares
+        return None if estimate.value is None else Known(float(estimate.value), estimate.origin)
     return Known(float(gpu.typical_bytes), Origin.ASSUMED, printed.line)
 
 

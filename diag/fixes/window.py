@@ -13,6 +13,7 @@ from diag.units import GIB, MIB
 
 HIGHEST = 0.98  # above it the CUDA context alone no longer fits on any card
 HIGHEST_UNKNOWN_CARD = 0.97
+HIGHEST_UNIFIED = 0.92  # the operating system and the page cache live in the same memory
 _CONTEXT = GIB // 2  # CUDA context and libraries of one process on an empty card
 _GRAPHS = GIB  # CUDA graphs where nothing is logged; usually 0.3-3 GiB
 _GRAPHS_SHARE = 0.05  # a small card holds a small model, whose graphs are smaller
@@ -48,7 +49,7 @@ def margin(total: float) -> float:
 def upper_end(situation: Situation, numbers: Numbers) -> float:
     """The highest share worth setting: what is free at the start, less what the release does not plan for."""
     if numbers.total is None:
-        return HIGHEST_UNKNOWN_CARD
+        return HIGHEST_UNIFIED if situation.unified_memory else HIGHEST_UNKNOWN_CARD
     total = numbers.total.value
     if situation.on_cpu:
         free = numbers.free_at_start
@@ -56,7 +57,8 @@ def upper_end(situation: Situation, numbers: Numbers) -> float:
     room = total - _CONTEXT
     if numbers.free_at_start is not None and not situation.charges_others:
         room = min(room, numbers.free_at_start.value)
-    return max(0.0, min(HIGHEST, floor2((room - _unplanned(situation, numbers)) / total)))
+    highest = HIGHEST_UNIFIED if situation.unified_memory else HIGHEST
+    return max(0.0, min(highest, floor2((room - _unplanned(situation, numbers)) / total)))
 
 
 def _unplanned(situation: Situation, numbers: Numbers) -> float:

@@ -83,8 +83,3 @@ class Attempt:
     def first_line(self) -> int:
         """Number of the first line; 0 when empty."""
         return self.lines[0].number if self.lines else 0
-
-    @property
-    def last_line(self) -> int:
-        """Number of the last line; 0 when empty."""
-        return (self.lines[-1].last_number or self.lines[-1].number) if self.lines else 0

@@ -43,6 +43,11 @@ _KNOWN: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     ("tag", "[", re.compile(r"\[(?P<service>vllm[\w.-]{0,40})\]:? ")),
     ("journald", "JFMASOND<" + _DIGITS, _SYSLOG),
     (
+        "runpod",
+        "abcdefghijklmnopqrstuvwxyz" + _DIGITS,
+        re.compile(r"(?P<service>[a-z0-9]{14})\[(?P<level>info|warning|error)\]"),
+    ),
+    (
         "lemonade",
         "[" + _DIGITS,
         re.compile(rf"(?:{_STAMP} )?\[(?P<level>Error|Info|Warning|Debug)\] \(Process\) "),

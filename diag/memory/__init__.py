@@ -1,1 +1,1 @@
-"""The arithmetic of GPU memory: eras, KV cache, cards, out-of-memory texts, the ledger."""
+"""The arithmetic of GPU memory: eras, cards, model shapes, KV cache, the ledger of a log, a plan before the start."""

@@ -19,10 +19,10 @@ from diag.memory.eras import Era, default_engine, default_gpu_memory_utilization
 from diag.memory.gpus import all_gpus, by_name, candidates
 from diag.memory.plan_model import Deployment
 from diag.memory.plan_search import best_parallel, instance_share, share_of_limit
-from diag.memory.quantization import ONLINE_METHODS, Quantization, named
+from diag.memory.quantization import Quantization, named
 from diag.memory.shapes import ModelShape
 from diag.release import as_release
-from diag.units import GIB, parse_size
+from diag.units import GIB, parse_short_count, parse_size
 
 NEWEST = "0.33.0"
 """The release that is assumed when none is given: the newest whose source was read."""
@@ -30,7 +30,6 @@ NEWEST = "0.33.0"
 _TOWER_LEFT_OUT = Version("0.11.0")  # with no image or video allowed the tower is not loaded
 _CARDS = re.compile(r"(?:(\d{1,4})\s*[x*]\s*)?(.+)", re.IGNORECASE | re.DOTALL)
 _LABEL = re.compile(r"(\d{1,3})\s*gb", re.IGNORECASE)
-_SUFFIX = {"k": 1000, "K": 1024, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30}
 _ALIASES = {
     "tp": "tensor_parallel_size",
     "pp": "pipeline_parallel_size",
@@ -66,7 +65,6 @@ class Resolved:
     deployment: Deployment
     assumed: tuple[str, ...]
     ignored: tuple[str, ...]
-    chosen_tp: bool = False
 
 
 def parse_cards(text: str) -> Cards:
@@ -121,19 +119,16 @@ class _Flags:
         value = self.settings.get(key)
         return None if value in (None, "None", "") else value
 
-    def count(self, key: str, *, least: int = 1) -> int | None:
+    def count(self, key: str) -> int | None:
         value = self.text(key)
         if value is None:
             return None
         try:
-            number = (
-                float(value[:-1]) * _SUFFIX[value[-1]] if value[-1] in _SUFFIX else float(value)
-            )
-            whole = int(number)
+            whole = parse_short_count(value)
         except (ValueError, OverflowError):
             raise UsageError(f"{_flag(key)} {value}: not a number") from None
-        if not least <= whole <= 10**15:
-            raise UsageError(f"{_flag(key)} {value}: must be at least {least}")
+        if not 1 <= whole <= 10**15:
+            raise UsageError(f"{_flag(key)} {value}: must be at least 1")
         return whole
 
     def number(self, key: str) -> float | None:
@@ -180,9 +175,7 @@ def resolve(
         assumed.append(f"vLLM {NEWEST}")
     engine = default_engine(version) or "V1"
     length, automatic = _length(flags)
-    gmu = flags.number("gpu_memory_utilization")
-    if gmu is not None and not 0 < gmu <= 1:
-        raise UsageError(f"--gpu-memory-utilization {gmu}: must be above 0 and at most 1")
+    gmu = _share(flags)
     base = Deployment(
         version=version,
         engine=engine,
@@ -211,18 +204,24 @@ def resolve(
         instances=instances,
     )
     base = _batch(base, flags, assumed)
-    deployment, chosen = _parallel(shape, base, flags, assumed)
-    if instances > 1 and gmu is None and limit is None:
-        share = instance_share(shape, deployment, instances)
-        deployment = replace(deployment, gmu=share)
-        assumed.append(f"--gpu-memory-utilization {share:.2f} for each of {instances} instances")
+    deployment = _parallel(shape, base, flags, assumed)
     if limit is not None:
         share = share_of_limit(limit, deployment)
         deployment = replace(deployment, gmu=share)
         assumed.append(f"--gpu-memory-utilization {share:g} for {limit / GIB:g} GiB")
-    return Resolved(
-        deployment=deployment, assumed=tuple(assumed), ignored=flags.unused(), chosen_tp=chosen
-    )
+    elif instances > 1 and gmu is None:
+        share = instance_share(shape, deployment, instances)
+        deployment = replace(deployment, gmu=share)
+        assumed.append(f"--gpu-memory-utilization {share:.2f} for each of {instances} instances")
+    return Resolved(deployment=deployment, assumed=tuple(assumed), ignored=flags.unused())
+
+
+def _share(flags: _Flags) -> float | None:
+    """The share of total memory asked for, above 0 and at most 1."""
+    gmu = flags.number("gpu_memory_utilization")
+    if gmu is not None and not 0 < gmu <= 1:
+        raise UsageError(f"--gpu-memory-utilization {gmu}: must be above 0 and at most 1")
+    return gmu
 
 
 def _length(flags: _Flags) -> tuple[int | None, bool]:
@@ -249,9 +248,7 @@ def _batch(base: Deployment, flags: _Flags, assumed: list[str]) -> Deployment:
     return replace(base, step=step, seqs=min(seqs, step))
 
 
-def _parallel(
-    shape: ModelShape, base: Deployment, flags: _Flags, assumed: list[str]
-) -> tuple[Deployment, bool]:
+def _parallel(shape: ModelShape, base: Deployment, flags: _Flags, assumed: list[str]) -> Deployment:
     """Ranks, stages, replicas: as given; else the best use of the cards."""
     tp, pp = flags.count("tensor_parallel_size"), flags.count("pipeline_parallel_size") or 1
     dp = flags.count("data_parallel_size")
@@ -260,7 +257,7 @@ def _parallel(
         if best and best[0].plan is not None:
             chosen = best[0].plan.deployment
             assumed.append(f"--tensor-parallel-size {chosen.tp}")
-            return replace(base, tp=chosen.tp, dp=chosen.dp), True
+            return replace(base, tp=chosen.tp, dp=chosen.dp)
     tp = tp or 1
     needed = tp * pp * (dp or 1)
     if needed > base.gpus:
@@ -268,7 +265,7 @@ def _parallel(
             f"{needed} cards are needed for these parallel sizes, --gpu names {base.gpus}",
             hint=f'give --gpu "{needed}x{base.gpu_name}"',
         )
-    return replace(base, tp=tp, pp=pp, dp=dp or 1), False
+    return replace(base, tp=tp, pp=pp, dp=dp or 1)
 
 
 def _quantization(shape: ModelShape, flags: _Flags) -> Quantization | None:
@@ -279,7 +276,7 @@ def _quantization(shape: ModelShape, flags: _Flags) -> Quantization | None:
     found = named(asked)
     if found is None:
         raise UsageError(f"--quantization {asked}: not known")
-    return replace(found, online=asked in ONLINE_METHODS)
+    return found
 
 
 def _no_images(flags: _Flags) -> bool:

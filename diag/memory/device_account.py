@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from diag.memory import sizes
+from diag.memory.budget_account import planned_parts
 from diag.memory.entries import LABELS, close, entry, known_entries
 from diag.memory.model import UNKNOWN, LedgerEntry, RankLedger, Sized, combine
-from diag.memory.plan import planned_parts
 from diag.memory.sizes import Setting, requested_bytes
 from diag.terms import Origin
 from diag.units import format_gib

@@ -72,7 +72,7 @@ class KnownModel:
             head=self.head,
         )
         quantization = named(self.stored) if self.stored else None
-        return replace(shape, published_params=self.params, quantization=quantization)
+        return replace(shape, quantization=quantization)
 
 
 @lru_cache(maxsize=1)

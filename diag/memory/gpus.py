@@ -67,7 +67,6 @@ class Gpu:
     high: int  # largest reported total, bytes
     words: tuple[frozenset[str], ...]  # alternatives of words that name it
     not_words: frozenset[str] = frozenset()
-    architecture: str | None = None
     compute_capability: str | None = None
     kind: str = "datacenter"  # datacenter workstation consumer embedded mig
     unified: bool = False  # shares the host's memory
@@ -209,7 +208,6 @@ def _gpu(row: Mapping[str, Any]) -> Gpu:
         high=round(high * GIB),
         words=(frozenset(row["words"]), *(frozenset(item) for item in row.get("also", ()))),
         not_words=frozenset(row.get("not_words", ())),
-        architecture=row.get("arch"),
         compute_capability=row.get("sms"),
         kind=row["kind"],
         unified=row.get("unified", False),

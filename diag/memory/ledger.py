@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from diag.facts.torch_oom import OomReading, read_ooms
 from diag.memory import sizes
+from diag.memory.budget_account import plan_ledger, start_ledger
 from diag.memory.device_account import oom_ledger
 from diag.memory.entries import LABELS, close, entry, known_entries
 from diag.memory.model import UNKNOWN, Ledger, LedgerEntry, RankLedger, Sized, combine
-from diag.memory.plan import plan_ledger, start_ledger
 from diag.memory.sizes import Setting, kv_available, printed, requested_bytes
 from diag.units import format_gib
 

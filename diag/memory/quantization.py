@@ -29,7 +29,6 @@ class Quantization:
     weight_bytes: float
     ignored: tuple[str, ...] = ()
     only: frozenset[str] = field(default_factory=frozenset)
-    online: bool = False  # made from 16-bit weights while loading
     error_pct: float = 1.0
 
     def covers(self, component: str, module: str) -> bool:
@@ -97,10 +96,6 @@ def named(method: str, *, bits: int = 4, group: int = 128) -> Quantization | Non
             method="bitsandbytes", weight_bytes=_grouped(4, 64, scale=4), error_pct=2
         )
     return None
-
-
-ONLINE_METHODS = frozenset({"fp8", "bitsandbytes", "ptpc_fp8", "experts_int8", "fp8_per_tensor"})
-"""Values of `--quantization` that vLLM applies to a 16-bit checkpoint."""
 
 
 def of_config(config: Mapping[str, Any]) -> Quantization | None:

@@ -98,7 +98,6 @@ class ModelShape:
     quantization: Quantization | None = None
     checkpoint_bytes: int | None = None  # all tensors of the checkpoint, when it was read
     checkpoint_parts: tuple[tuple[str, int], ...] = ()  # by component, from the headers
-    published_params: int | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -1,5 +1,4 @@
-"""Single sizes out of the facts: totals, requested memory, headroom, shortfall, each with its
-source.
+"""Single sizes out of the facts: totals, requested memory, KV budget and need, each with its source.
 
 In: `Facts` of one start attempt and what is known of the release. Out: `Sized` values; unknown is a
 `Sized` without value. A rank's own value wins; else the one printed without a rank; else the least
@@ -135,20 +134,6 @@ def requested_bytes(facts: Facts, setting: Setting = Setting(), rank: int | None
     )
 
 
-def headroom_outside(facts: Facts, setting: Setting = Setting(), rank: int | None = None) -> Sized:
-    """What the share leaves for the unplanned: free at start (or the total) less requested.
-    Negative: the check fails.
-
-    In eras that charge other processes and the context to the share, it is total less requested.
-    """
-    era = setting.formula_era
-    base = total_bytes(facts, rank, assumed=setting.assumed_total)
-    if era is None or not era.counts_others:
-        free = free_at_start(facts, rank)
-        base = free if free.known else base
-    return combine(base, less=(requested_bytes(facts, setting, rank),))
-
-
 def kv_available(facts: Facts, rank: int | None = None) -> Sized:
     """Bytes of the KV budget: of the rank's profile line, else of the refusal. Can be negative."""
     logged = printed(facts, "profile.available_kv_cache", rank, pick=_LEAST)
@@ -175,14 +160,6 @@ def kv_needed(facts: Facts, rank: int | None = None) -> Sized:
         origin=Origin.DERIVED,
         lines=_merge(budget.lines, _lines(asked), _lines(capacity)),
     )
-
-
-def kv_shortfall(facts: Facts, rank: int | None = None) -> Sized:
-    """KV bytes missing for one full-length request: needed less available. Negative: it fits."""
-    available = printed(facts, "kv.available", rank, pick=_LEAST)
-    if not available.known:
-        available = kv_available(facts, rank)
-    return combine(kv_needed(facts, rank), less=(available,))
 
 
 def ranks_of(facts: Facts) -> tuple[int | None, ...]:

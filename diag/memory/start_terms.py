@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from diag.memory import sizes
+from diag.memory.budget_account import Parts, planned_parts
 from diag.memory.model import UNKNOWN, Sized, combine
-from diag.memory.plan import Parts, planned_parts
 from diag.memory.sizes import Setting, requested_bytes, total_bytes
 from diag.terms import Origin
 

@@ -26,7 +26,6 @@ class Weights:
     parts: tuple[tuple[str, int], ...]
     error_pct: float
     source: str
-    stage: int = 0
 
     @property
     def total(self) -> int:
@@ -88,7 +87,6 @@ def weights_bytes(
             parts=tuple((name, count) for name, count in stages[fullest].items() if count),
             error_pct=round(error, 1),
             source="parameter counts of the shape",
-            stage=fullest,
         ),
         dtype_given=dtype not in (None, "auto", shape.dtype),
         sharded=tp * pp > 1 or bool(expert_ranks and expert_ranks > 1),

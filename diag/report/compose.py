@@ -119,8 +119,16 @@ def evidence(verdict: Verdict, facts: Facts) -> tuple[Evidence, ...]:
     return tuple(quoted[number] for number in sorted(quoted))
 
 
+def _is_rest(name: str) -> bool:
+    """Whether it is the class of what fits no other one of its family, or of any."""
+    return name == "unknown" or name.endswith(".other")
+
+
 def alternatives(verdict: Verdict) -> tuple[Alternative, ...]:
-    """Other readings: those the rule names, then other rules that hold for the same problem."""
+    """Other readings: those the rule names, then other rules that hold for the same problem.
+
+    A rule for whatever no other explains says nothing new beside one that names the class.
+    """
     root = verdict.root
     if root is None:
         return ()
@@ -132,7 +140,10 @@ def alternatives(verdict: Verdict) -> tuple[Alternative, ...]:
             confidence=round(min(reading.confidence, root.confidence), 2),
             why=reading.why,
         )
+    named = not _is_rest(root.rule.name)
     for match in verdict.others:
+        if named and _is_rest(match.rule.name):
+            continue
         if match.rule.name not in found:
             found[match.rule.name] = Alternative(
                 family=match.rule.family,
@@ -148,14 +159,22 @@ def outcome(verdict: Verdict, facts: Facts) -> Outcome:
     """What the attempt is about as a whole."""
     root = verdict.root
     if root is None:
-        return Outcome.HEALTHY if reached_serving(facts) else Outcome.UNKNOWN
+        well = reached_serving(facts) and not facts.flag("attempt.error_cut")
+        return Outcome.HEALTHY if well else Outcome.UNKNOWN
     if root.rule.family is Family.LOOKALIKE:
         return Outcome.OTHER_FAILURE
     return Outcome.UNKNOWN if root.rule.family is Family.UNKNOWN else Outcome.MEMORY_FAILURE
 
 
 _READY = ("startup.complete", "serve.stats_v1", "serve.stats_v0", "serve.stats_v1_early")
-_NEARLY = ("graph.init_done", "graph.done", "graph.done_v0", "sleep.cumem_freed", "sleep.freed")
+_NEARLY = (
+    "startup.server",
+    "graph.init_done",
+    "graph.done",
+    "graph.done_v0",
+    "sleep.cumem_freed",
+    "sleep.freed",
+)
 
 
 def reached_serving(facts: Facts) -> bool:
@@ -192,10 +211,25 @@ def _healthy(facts: Facts) -> str:
 
 
 def _cannot_tell(facts: Facts) -> str:
+    cut = next((p for p in reversed(facts.problems) if p.cut_off), None)
+    if cut is not None:
+        last = cut.frames[-1]
+        place = last.file.replace("\\", "/").rsplit("/", 1)[-1]
+        where = f"{place}, {last.function}" if last.function else place
+        return (
+            f"Cannot tell yet. A traceback breaks off at line {cut.line.number} ({where}): "
+            "its last line, the error itself, is not in the log."
+        )
     ends = facts.text("attempt.ends_in")
     if ends is not None:
         return (
             f"Cannot tell yet. The log ends {Phase(ends).label} and shows no failure up to there."
+        )
+    given_up = facts.seen("os.cancelled")
+    if given_up:
+        return (
+            f"Cannot tell yet. CancelledError (line {given_up[0].line.number}) only says that something was given up; "
+            "why is not in the log."
         )
     if facts.events:
         return "Cannot tell yet. The log holds no failure and stops before the start is complete."

@@ -301,7 +301,8 @@ def ranks(numbers: Sequence[int | None]) -> str:
 
 def ledger_heading(group: RankGroup, env: Environment) -> str:
     """The heading above a rank's terms: whose memory, which rank, of how much."""
-    host = (env.backend or "").lower() == "cpu"
+    on_host = group.ledger.device == "host RAM"
+    host = on_host or (env.backend or "").lower() == "cpu"
     parts = ["Host memory" if host else "GPU memory", ranks(group.ranks)]
     if len(group.ranks) > 1:
         parts[1] += " alike"
@@ -317,6 +318,8 @@ def ledger_rows(ledger: RankLedger) -> tuple[LedgerEntry, ...]:
     rest = ledger.unexplained_bytes
     if rest is None or abs(rest) < GIB // 200:
         return ledger.entries
+    if not ledger.entries:
+        return ()  # one bar of nothing but "unexplained" tells nothing
     extra = LedgerEntry(term="unexplained", label="unexplained", bytes=rest, origin=Origin.DERIVED)
     return (*ledger.entries, extra)
 

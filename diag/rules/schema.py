@@ -151,7 +151,6 @@ class Rule(Strict):
     confidence: float = 0.9
     adjust: tuple[Adjust, ...] = ()
     when: When
-    nothing_ran_out: bool = False
     summary: tuple[str, ...]
     missing: tuple[str, ...] = ()
     readings: tuple[Reading, ...] = ()

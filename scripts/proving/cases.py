@@ -18,7 +18,7 @@ MIB = 2**20
 
 MODELS: Mapping[str, Shape] = {
     "tiny": Shape(),
-    "words": Shape(layers=2, hidden=128, vocabulary=150_000),
+    "words": Shape(layers=2, hidden=128, vocabulary=64_000),
     "heavy": Shape(layers=14, hidden=2048, heads=16, inner=8192, vocabulary=32_000, weights=False),
     # About a quarter of the bytes of `heavy`, as its 4-bit checkpoint would have.
     "light": Shape(layers=3, hidden=2048, heads=16, inner=8192, vocabulary=16_000, weights=False),
@@ -221,17 +221,17 @@ def _serving_cases() -> tuple[Case, ...]:
     return (
         Case(
             name="prefill",
-            what="no memory for a prompt of 40,000 tokens in one step",
+            what="no memory for a prompt of 24,000 tokens in one step",
             expected=("act.prefill",),
             arguments=(
-                *("--max-model-len", "49152", "--max-num-batched-tokens", "49152"),
+                *("--max-model-len", "32768", "--max-num-batched-tokens", "32768"),
                 *("--kv-cache-memory-bytes", "1G"),
             ),
-            request=Request(prompt_tokens=40_000, spare=256 * MIB),
+            request=Request(prompt_tokens=24_000, spare=192 * MIB),
         ),
         Case(
             name="logprobs",
-            what="no memory for prompt_logprobs over 150,000 words",
+            what="no memory for prompt_logprobs over 64,000 words",
             expected=("act.logits_logprobs",),
             model="words",
             arguments=(

@@ -42,10 +42,8 @@ def fake_diagnose(monkeypatch):
 
 @pytest.fixture
 def logs(tmp_path, monkeypatch, fake_diagnose):
-    """A folder, made the current one, with a file for each sample; and a quiet environment."""
+    """A folder, made the current one, with a file for each sample."""
     for name in (*SAMPLES, "boom", "stopped"):
         (tmp_path / f"{name}.log").write_text("log\n")
     monkeypatch.chdir(tmp_path)
-    for variable in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
-        monkeypatch.delenv(variable, raising=False)
     return tmp_path

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from packaging.version import Version
 
 from diag.apps.entry import main
 
@@ -56,7 +57,7 @@ def test_list_after_a_release(capsys):
     body = json.loads(run(capsys, "--vllm", "0.17.1", "--json")[1])
     found = {(item["name"], item["release"], item["what"]) for item in body["changes"]}
     assert ("--swap-space", "0.18.0", "removed") in found
-    assert all(release > "0.17.1" for _, release, _ in found)
+    assert min(Version(release) for _, release, _ in found) > Version("0.17.1")
     assert ("--cuda-graph-sizes", "0.13.0", "renamed") not in found
 
 

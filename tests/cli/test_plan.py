@@ -138,6 +138,7 @@ def test_a_local_folder(capfd, tmp_path):
         (["plan", "Qwen/Qwen3-8B", "--gpu", "A100"], "which one"),
         (["plan", "Qwen/Qwen3-8B"], "--gpu"),
         (["plan", "Qwen/Qwen3-8B", "--gpu", "L4", "--vllm", "latest"], "not a release"),
+        (["plan", "Qwen/Qwen3-8B", "--gpu", "L4", "--json", "-f", "md"], "contradict"),
         (["plan", "Qwen/Qwen3-8B", "--gpu", "L4", "-tp", "2"], "2 cards are needed"),
         (["plan", "Qwen/Qwen3-8B", "--gpu", "L4", "--max-model-len", "long"], "not a number"),
         (["plan", "Qwen/Qwen3-8B", "--gpu", "L4", "--instances", "0"], "between 1 and 64"),

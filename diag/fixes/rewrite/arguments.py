@@ -11,12 +11,11 @@ from itertools import pairwise
 from typing import Protocol
 
 from diag.errors import RewriteError
+from diag.facts.args import is_flag
 from diag.facts.model import Value
-from diag.fixes.command import OPERATOR, flag_name, is_flag, values_end
+from diag.fixes.command import flag_end, flag_name, spoken, values_end, written
 from diag.fixes.flags import takes
-from diag.fixes.rewrite.model import Splice, same, written
-
-_TRUTH = ("true", "false")
+from diag.fixes.rewrite.model import Splice, same
 
 
 class Segment(Protocol):
@@ -73,12 +72,11 @@ def set_flag(words: Words, flag: str, value: Value | None) -> list[Splice]:
 def _switched_on(words: Words, values: Sequence[str], index: int, flag: str) -> list[Splice]:
     segment, at = words.slots[index]
     head, sign, value = values[index].partition("=")
-    spoken = _spoken(values, index, words.end)
     if flag_name(head) != flag_name(flag):  # --no-...
         return [segment.replace(at, flag)]
     if sign and value.lower() == "false":
         return [segment.replace(at, head)]
-    if spoken and values[index + 1].lower() == "false":
+    if spoken(values, index, words.end) and values[index + 1].lower() == "false":
         after, at_after = words.slots[index + 1]
         return [after.replace(at_after, "True" if values[index + 1][0] == "F" else "true")]
     return []
@@ -125,11 +123,6 @@ def _joins(own: Sequence[str]) -> bool:
     return joined and not apart
 
 
-def _spoken(values: Sequence[str], index: int, end: int) -> bool:
-    """Whether a switch is followed by its truth value: `--enforce-eager True`."""
-    return index + 1 < end and values[index + 1].lower() in _TRUTH
-
-
 def _removed(words: Words, values: Sequence[str], index: int) -> list[Splice]:
     stop = flag_end(values, index, words.end)
     edits = []
@@ -145,12 +138,3 @@ def _removed(words: Words, values: Sequence[str], index: int) -> list[Splice]:
         edits.append(segment.remove(at, at + last - index + 1))
         index = last + 1
     return edits
-
-
-def flag_end(values: Sequence[str], index: int, end: int) -> int:
-    """The index after a flag and its values."""
-    name = flag_name(values[index])
-    if takes("--" + name) == "switch" or takes("--" + name.removeprefix("no-")) == "switch":
-        return index + 1 + int(_spoken(values, index, end))
-    limit = next((k for k in range(index + 1, end) if OPERATOR.fullmatch(values[k])), end)
-    return values_end(values, index, limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from diag.errors import RewriteError
+from diag.fixes.command import written
 from diag.fixes.model import Change
 from diag.fixes.rewrite.arguments import Segment, Words, set_flag
 from diag.fixes.rewrite.container import (
@@ -27,7 +28,6 @@ from diag.fixes.rewrite.model import (
     Splice,
     is_container_setting,
     same,
-    written,
 )
 from diag.fixes.rewrite.yamltext import (
     MapNode,

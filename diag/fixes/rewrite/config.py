@@ -8,7 +8,7 @@ from typing import Any
 
 from diag.errors import RewriteError
 from diag.facts.model import Value
-from diag.fixes.command import flag_name
+from diag.fixes.command import flag_name, written
 from diag.fixes.flags import takes
 from diag.fixes.model import Change
 from diag.fixes.rewrite.container import plain_text
@@ -18,7 +18,6 @@ from diag.fixes.rewrite.model import (
     Splice,
     is_container_setting,
     same,
-    written,
 )
 from diag.fixes.rewrite.yamltext import MapNode, Node, YamlFile, own_entry, read, scalar, text_of
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from diag.errors import RewriteError
+from diag.facts.args import is_flag
 from diag.facts.model import Value
-from diag.fixes.command import flag_name, is_flag, vllm_commands
+from diag.fixes.command import flag_name, vllm_commands, written
 from diag.fixes.rewrite.arguments import Segment, Words
-from diag.fixes.rewrite.model import CannotPutError, Splice, same, written
+from diag.fixes.rewrite.model import CannotPutError, Splice, same
 from diag.fixes.rewrite.shelltext import (
     Command,
     TextSegment,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from diag.errors import RewriteError
 from diag.facts.model import Value
+from diag.fixes.command import written
 from diag.fixes.model import Change
 from diag.fixes.rewrite.arguments import Segment, Words, set_flag
 from diag.fixes.rewrite.container import (
@@ -23,7 +24,6 @@ from diag.fixes.rewrite.model import (
     Splice,
     is_container_setting,
     same,
-    written,
 )
 from diag.fixes.rewrite.shelltext import TextSegment
 from diag.fixes.rewrite.views import as_is_view

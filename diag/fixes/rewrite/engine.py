@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from diag.errors import RewriteError
+from diag.facts.args import is_flag
 from diag.facts.model import Value
-from diag.fixes.command import OPERATOR, SECRET, flag_name, is_flag
+from diag.fixes.command import OPERATOR, SECRET, flag_end, flag_name, written
 from diag.fixes.flags import known_flags
 from diag.fixes.model import Change
 from diag.fixes.rewrite import compose, config, dockerfile, helm, kubernetes, python, script
-from diag.fixes.rewrite.arguments import Words, flag_end
+from diag.fixes.rewrite.arguments import Words
 from diag.fixes.rewrite.kubernetes import quantity
 from diag.fixes.rewrite.model import (
     MAX_CHARACTERS,
@@ -30,7 +31,6 @@ from diag.fixes.rewrite.model import (
     is_container_setting,
     same,
     splice,
-    written,
 )
 from diag.fixes.rewrite.shelltext import ENDS
 from diag.fixes.rewrite.views import NeedsQuotesError
@@ -299,13 +299,13 @@ def _number(text: str) -> Value | None:
 
 
 def _value(words: Sequence[str], index: int) -> str | None:
-    head, sign, value = words[index].partition("=")
+    """What is written for the flag at `index`; None for a switch alone."""
+    _, sign, value = words[index].partition("=")
     if sign:
         return value
     following = words[index + 1] if index + 1 < len(words) else None
     if following is None or is_flag(following) or flag_end(words, index, len(words)) == index + 1:
         return None
-    del head
     return following
 
 
@@ -315,10 +315,7 @@ def _others(words: Sequence[str], flags: frozenset[str], variables: frozenset[st
     index = 0
     while index < len(words):
         word = words[index]
-        if is_flag(word) and flag_name(word).removeprefix("no-") in flags:
-            index = flag_end(words, index, len(words))
-            continue
-        if is_flag(word) and flag_name(word) in flags:
+        if is_flag(word) and {name := flag_name(word), name.removeprefix("no-")} & flags:
             index = flag_end(words, index, len(words))
             continue
         index += 1

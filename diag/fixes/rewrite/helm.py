@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from diag.errors import RewriteError
+from diag.facts.args import is_flag
 from diag.facts.model import Value
-from diag.fixes.command import flag_name, is_flag
+from diag.fixes.command import flag_name, written
 from diag.fixes.flags import takes
 from diag.fixes.model import Change
 from diag.fixes.rewrite.arguments import Words, set_flag
@@ -29,7 +30,6 @@ from diag.fixes.rewrite.model import (
     Splice,
     is_container_setting,
     same,
-    written,
 )
 from diag.fixes.rewrite.yamltext import (
     ListNode,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diag.errors import RewriteError
+from diag.fixes.command import written
 from diag.fixes.model import Change
 from diag.fixes.rewrite.arguments import Segment, Words, set_flag
 from diag.fixes.rewrite.container import (
@@ -31,7 +32,6 @@ from diag.fixes.rewrite.model import (
     Seen,
     Splice,
     is_container_setting,
-    written,
 )
 from diag.fixes.rewrite.yamltext import (
     ListNode,

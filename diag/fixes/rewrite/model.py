@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from diag.facts.model import Value
-from diag.fixes.command import DOCKER_FLAGS
+from diag.fixes.command import DOCKER_FLAGS, written
 from diag.fixes.model import Change
 
 MAX_CHARACTERS = 300_000  # of a file
@@ -94,17 +94,6 @@ def splice(text: str, splices: Iterable[Splice]) -> str:
 def is_container_setting(change: Change) -> bool:
     """Whether a flag belongs to `docker run` and not to vLLM."""
     return change.flag is not None and change.flag.split("=")[0] in DOCKER_FLAGS
-
-
-def written(value: Value) -> str:
-    """A value as a command or a variable spells it.
-
-    >>> written(0.9), written(True), written(16)
-    ('0.9', '1', '16')
-    """
-    if isinstance(value, bool):
-        return "1" if value else "0"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def same(text: str | None, value: Value | None) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from diag.errors import MissingExtraError, RewriteError
 from diag.facts.model import Value
-from diag.fixes.command import flag_name
+from diag.fixes.command import flag_name, written
 from diag.fixes.flags import takes
 from diag.fixes.model import Change
 from diag.fixes.rewrite.model import (
@@ -23,7 +23,6 @@ from diag.fixes.rewrite.model import (
     Splice,
     is_container_setting,
     same,
-    written,
 )
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from diag.errors import RewriteError
 from diag.facts.model import Value
-from diag.fixes.command import Parts
+from diag.fixes.command import Parts, written
 from diag.fixes.model import Change
 from diag.fixes.rewrite.arguments import Words, set_flag
 from diag.fixes.rewrite.container import large_enough, set_script_variable, words_of
@@ -19,7 +19,6 @@ from diag.fixes.rewrite.model import (
     Splice,
     is_container_setting,
     same,
-    written,
 )
 from diag.fixes.rewrite.shelltext import Command, TextSegment, find_commands
 from diag.fixes.rewrite.views import as_is_view

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from diag.fixes.command import OPERATOR, Parts, is_flag, vllm_commands
+from diag.facts.args import is_flag
+from diag.fixes.command import OPERATOR, Parts, vllm_commands
 from diag.fixes.rewrite.model import Splice
 from diag.fixes.rewrite.views import View, double_quoted, single_quoted
 

@@ -159,7 +159,21 @@ def test_of_a_repeated_flag_the_last_counts_as_in_vllm():
     ],
 )  # fmt: skip
 def test_the_command_on_a_line(text, level, wanted):
-    assert command_in(line(text, level=level)) == wanted
+    assert command_in([line(text, level=level)]) == wanted
+
+
+def test_a_command_goes_on_after_a_backslash():
+    pasted = [
+        "docker run --gpus all \\",
+        "  vllm/vllm-openai:v0.11.0 \\",
+        "  --model m \\",
+        "  -tp 2\\",
+        "  --port 80",
+        "Killed",
+    ]
+    found = command_in([line(text) for text in pasted])
+    assert found == "vllm/vllm-openai:v0.11.0 --model m -tp 2 --port 80"
+    assert values(from_command(found))["tensor_parallel_size"] == 2
 
 
 @pytest.mark.parametrize(

@@ -97,3 +97,24 @@ def test_ranks_are_counted():
         for rank in (0, 1, 3, 3)
     )
     assert facts_of(text).number("log.ranks") == 3
+
+
+CUT = (
+    "(EngineCore pid=97) Traceback (most recent call last):\n"
+    '(EngineCore pid=97)   File "/opt/venv/lib/python3.12/site-packages/vllm/{file}", line 74, in step'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        (f"{UP}\n{CUT.format(file='v1/engine/core.py')}", True),
+        (f"{UP}\n{CUT.format(file='v1/engine/core.py')}\n{STATS_LINE}", False),
+        (f"{UP}\n{CUT.format(file='entrypoints/openai/serving_chat.py')}", False),
+        (f"{UP}\n{STOP}\n{CUT.format(file='v1/worker/gpu_worker.py')}", False),
+        (f"{UP}\n{CUT.format(file='v1/engine/core.py')}\n(EngineCore pid=97) KeyError: 'x'", False),
+        (UP, False),
+    ],
+)
+def test_whether_the_last_error_is_cut_off(text, cut):
+    assert facts_of(text + "\n").flag("attempt.error_cut") is cut

@@ -181,6 +181,16 @@ def test_the_method_in_a_v0_workers_message_is_a_frame():
     assert problem.phase is Phase.PROFILE
 
 
+def test_a_v0_workers_message_counts_though_its_traceback_is_cut_off():
+    text = (
+        "(VllmWorkerProcess pid=67) ERROR 07-24 08:26:01 multiproc_worker_utils.py:226] Exception in worker "
+        "VllmWorkerProcess while processing method init_device: NCCL error: unhandled cuda error (run with "
+        "NCCL_DEBUG=INFO for details), Traceback (most recent call last):\n"
+    )
+    (problem,) = facts_of(text).problems
+    assert "unhandled cuda error" in problem.text
+
+
 @pytest.mark.parametrize(
     ("before", "phase"),
     [

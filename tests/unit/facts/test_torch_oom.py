@@ -6,6 +6,7 @@ import pytest
 
 from diag.facts.model import Fact, Facts
 from diag.facts.torch_oom import oom_lines, read_oom, read_ooms
+from diag.terms import Origin
 from diag.units import GIB, MIB
 
 
@@ -46,7 +47,6 @@ def test_this_process_and_one_other():
     assert reading is not None
     assert reading.non_torch == near(0.73)
     assert reading.others == near(7.29)
-    assert reading.really_full
     assert reading.fragmented is False
     assert reading.free_exceeds_tried is False
     assert reading.impossible == ()
@@ -79,7 +79,6 @@ def test_process_line_alone_is_this_process():
     assert reading.others == 0
     assert reading.non_torch == near(1.18)
     assert reading.fragmented
-    assert reading.really_full is False
 
 
 def test_of_two_process_lines_the_one_that_holds_the_allocation_is_ours():
@@ -135,7 +134,6 @@ def test_wsl_overflow_is_unknown():
     assert reading is not None
     assert reading.process_in_use is None
     assert set(reading.impossible) == {"oom.process_in_use", "oom.allocated"}
-    assert reading.oversubscribed
     assert reading.non_torch is None
     assert reading.others is None
 
@@ -158,37 +156,29 @@ def test_old_text_prints_all_reserved():
 
 
 @pytest.mark.parametrize(
-    ("tried", "free", "idle", "fragmented", "full"),
+    ("tried", "free", "idle", "fragmented"),
     [
-        (5.84, 4.54, 7.43, True, False),
-        (1.96, 1.14, 1.76, True, False),  # together they would do
-        (1.96, 0.10, 1.76, False, True),
-        (1.02, 0.84, 0.02, False, True),
-        (0.07, 0.003, 0.37, False, True),  # some hundred MiB idle are normal
-        (2.00, 3.00, 4.00, False, False),  # the device had it: something else
+        (5.84, 4.54, 7.43, True),
+        (1.96, 1.14, 1.76, True),  # together they would do
+        (1.96, 0.10, 1.76, False),
+        (1.02, 0.84, 0.02, False),
+        (0.07, 0.003, 0.37, False),  # some hundred MiB idle are normal
+        (2.00, 3.00, 4.00, False),  # the device had it: something else
     ],
 )
-def test_in_pieces_or_full(tried, free, idle, fragmented, full):
+def test_in_pieces_or_full(tried, free, idle, fragmented):
     reading = read_oom(
         oom(tried=tried, total=80, free=free, allocated=60, reserved_unallocated=idle), 10
     )
     assert reading is not None
     assert reading.fragmented is fragmented
-    assert reading.really_full is full
 
 
 def test_unknown_parts_leave_the_verdict_open():
     reading = read_oom(oom(tried=1.0), 10)
     assert reading is not None
     assert reading.fragmented is None
-    assert reading.really_full is None
-    assert reading.larger_than_card is None
-
-
-def test_request_larger_than_the_card():
-    reading = read_oom(oom(tried=256, total=15.98, free=8.08, allocated=7.14), 10)
-    assert reading is not None
-    assert reading.larger_than_card
+    assert reading.free_exceeds_tried is None
 
 
 def test_texts_are_kept_apart_by_line():
@@ -209,3 +199,20 @@ def test_values_that_are_no_sizes_are_ignored():
     assert reading is not None
     assert reading.tried is None
     assert reading.free == 5 * MIB
+
+
+def test_a_share_that_was_derived_before_does_not_make_this_process_another_one():
+    """21.99 GiB card, 0.33 free, one process of 21.64 GiB: nothing is left for others."""
+    parts = {"tried": 1.86, "total": 21.99, "free": 0.33, "allocated": 18.20}
+    text = oom(reserved_unallocated=2.26, others=[21.64], **parts)
+    derived = Fact(
+        name="oom.process_in_use",
+        value=round(21.64 * GIB),
+        unit="bytes",
+        line=10,
+        origin=Origin.DERIVED,
+    )
+    reading = read_oom(Facts(table={**text.table, "oom.process_in_use": (derived,)}), 10)
+    assert reading is not None
+    assert reading.process_in_use == near(21.64)
+    assert reading.others == 0

@@ -91,6 +91,7 @@ def test_three_changes_when_two_are_not_enough():
 def test_host_memory_that_is_not_there_is_not_used():
     facts = {**FAR, "kv.needed": 40.0, "weights.memory": 16.0, "host.ram_available": 6.0}
     fixes = plan("kv.max_len_exceeds", facts, version="0.21.0")
+    assert fixes
     assert all("--cpu-offload-gb" not in settings_of(fix) for fix in fixes)
 
 

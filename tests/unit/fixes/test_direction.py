@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fix_samples import situation
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diag.facts.model import Fact, Facts
 from diag.fixes.direction import advise_gmu
 from diag.terms import GmuVerdict as V
 from diag.terms import Phase
+from diag.units import GIB
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory."
 GMU = "config.gpu_memory_utilization"
@@ -254,6 +258,54 @@ def test_others_charged_raises_by_their_part():
     facts = {"device.total": 48.0, "device.free_at_start": 38.4, GMU: 0.2}
     advice = advise_gmu(situation("kv.no_blocks", facts, version="0.7.3"))
     assert (advice.verdict, advice.suggested) == (V.RAISE, 0.4)
+
+
+def test_the_fullest_of_equal_cards_decides_for_the_free_memory_check():
+    """54.34 of 79.18 GiB free on one card allow 0.68, the 53.76 on another only 0.67."""
+    case = situation("kv.free_below_target", {GMU: 0.92}, phase=Phase.INIT_DEVICE)
+    sizes = [(40, 0, 79.18, 54.34), (70, 3, 79.18, 53.76), (90, 1, 40.0, 10.0)]
+    table = dict(case.facts.table)
+    for name, part in (("device.total", 2), ("device.free_at_start", 3)):
+        table[name] = tuple(
+            Fact(name=name, value=round(row[part] * GIB), unit="bytes", line=row[0], rank=row[1])
+            for row in sizes
+        )
+    found = advise_gmu(replace(case, facts=Facts(table=table, problems=case.facts.problems)))
+    assert (found.verdict, found.upper_bound, found.suggested) == (V.LOWER, 0.67, 0.66)
+
+
+@pytest.mark.parametrize(
+    ("facts", "unified"),
+    [
+        ({"device.total": 119.7}, True),  # a GB10 whose name the log does not print
+        ({"device.total": 119.7, "device.name": "NVIDIA H200"}, False),
+        ({"device.total": 79.2}, False),
+        ({"device.total": 124.0}, False),  # no known device has that much
+        ({}, False),
+    ],
+)
+def test_memory_that_cpu_and_gpu_share_is_known_by_name_or_size(facts, unified):
+    assert situation("kv.no_blocks", facts).unified_memory is unified
+
+
+def test_shared_memory_is_never_filled_to_the_last_percent():
+    """5 GiB more of 119.7 would be 0.95, but the operating system lives there too."""
+    facts = {"device.total": 119.7, GMU: 0.90, "kv.needed": 15.0, "kv.available": 10.0}
+    found = advise_gmu(situation("kv.max_len_exceeds", facts))
+    assert (found.verdict, found.upper_bound) == (V.CANNOT_HELP, 0.92)
+    plain = advise_gmu(situation("kv.max_len_exceeds", {**facts, "device.total": 79.2}))
+    assert (plain.verdict, plain.suggested) == (V.RAISE, 0.97)
+
+
+@pytest.mark.parametrize(
+    ("holds", "verdict", "share"),
+    [(3664, V.RAISE, 0.95), (2400, V.NOT_ENOUGH_FACTS, None), (500, V.CANNOT_HELP, None)],
+)
+def test_a_pool_a_little_too_small_is_worth_a_little_more_share(holds, verdict, share):
+    facts = {"kv.asked_len": 4096, "kv.capacity_tokens": holds}
+    case = situation("kv.max_len_exceeds", facts, version="0.2.7", engine="V0")
+    found = advise_gmu(case)
+    assert (found.verdict, found.suggested) == (verdict, share)
 
 
 def test_pool_allocation_lowers_to_what_is_there():

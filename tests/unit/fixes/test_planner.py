@@ -130,6 +130,33 @@ def test_a_neighbour_is_freed_before_the_share_is_lowered():
     assert useless[0].change == "raise --gpu-memory-utilization"
 
 
+def test_a_display_is_no_reason_to_hunt_for_a_neighbour():
+    # 1.2 GiB of a card are no engine: the share comes first.
+    facts = {"device.free_at_start": 22.35, "device.total": 23.56, GMU: 0.95}
+    fixes, _ = plan(
+        situation("kv.free_below_target", facts, version="0.22.1", phase=Phase.INIT_DEVICE)
+    )
+    assert [fix.id for fix in fixes][:2] == ["lower_gmu", "free_card"]
+    assert fixes[1].fits is None
+
+
+def test_sequences_fit_the_state_blocks():
+    facts = {"config.max_num_seqs": 1024, "kv.state_blocks": 614, GMU: 0.9}
+    case = situation("kv.no_blocks", facts, version="0.25.1", phase=Phase.GRAPH_CAPTURE)
+    fixes, useless = plan(case)
+    assert fixes[0].id == "fewer_seqs"
+    assert fixes[0].changes[0].to == 614
+    assert fixes[0].fits is True
+    assert advise_gmu(case).verdict is GmuVerdict.RAISE
+    assert not any("fp8" in item.change for item in useless)
+
+
+def test_an_empty_pool_is_not_filled_by_fewer_sequences():
+    facts = {"config.max_num_seqs": 1024, GMU: 0.9}
+    fixes, _ = plan(situation("kv.no_blocks", facts, version="0.25.1", phase=Phase.KV_ALLOC))
+    assert "fewer_seqs" not in by_id(fixes)
+
+
 def test_expandable_segments_only_against_fragmentation():
     idle = {
         "oom.tried": 0.1,
@@ -358,3 +385,130 @@ def test_unlikely_card_is_not_assumed():
     # 5.32 GiB from 7 % need a 76 GiB card, which would mean 65 GiB of activation beside 8.49 GiB of weights.
     facts = {"profile.available_kv_cache": -5.32, "weights.memory": 8.49, GMU: 0.9}
     assert advise_gmu(situation("kv.no_blocks", facts)).verdict is GmuVerdict.CANNOT_HELP
+
+
+COMPILED_COLD = ("Compiling a graph for dynamic shape takes 41.20 s",)
+
+
+@pytest.mark.parametrize(
+    ("facts", "offered"),
+    [
+        ({"profile.available_kv_cache": -0.4}, True),
+        ({"profile.available_kv_cache": -5.32}, False),
+        ({}, True),
+    ],
+)
+def test_a_second_start_is_not_asked_for_when_much_is_missing(facts, offered):
+    fixes, _ = plan(situation("kv.no_blocks", facts, lines=COMPILED_COLD))
+    assert ("warm_restart" in by_id(fixes)) is offered
+
+
+@pytest.mark.parametrize(
+    ("weights", "budget", "offered"),
+    [
+        (8.49, -5.32, False),  # 8 GiB would be nearly all of them
+        (30.0, -5.32, True),
+        (0.43, None, False),
+        (30.0, None, True),
+    ],
+)
+def test_no_more_than_half_the_weights_go_to_the_host(weights, budget, offered):
+    facts = {"weights.memory": weights, GMU: 0.98}
+    if budget is not None:
+        facts["profile.available_kv_cache"] = budget
+    fixes, _ = plan(situation("kv.no_blocks", facts))
+    assert ("offload_weights" in by_id(fixes)) is offered
+
+
+def test_nobody_is_sent_away_from_a_card_that_this_process_holds_alone():
+    facts = {
+        "oom.tried": 0.11,
+        "oom.total": 23.54,
+        "oom.free": 0.08,
+        "oom.process_in_use": 23.46,
+        "oom.allocated": 22.90,
+    }
+    fixes, _ = plan(situation("kv.alloc_oom", {**facts, GMU: 0.9}, version="0.7.3", engine="V0"))
+    assert "free_card" not in by_id(fixes)
+    assert not any("0 bytes" in fix.proof for fix in fixes)
+    shared = {**facts, GMU: 0.9, "oom.process_in_use": 19.0, "oom.allocated": 18.5}
+    fixes, _ = plan(situation("kv.alloc_oom", shared, version="0.7.3", engine="V0"))
+    # 23.54 - 0.08 - 19.00 GiB
+    assert by_id(fixes)["free_card"].proof == "other processes hold 4.46 GiB"
+
+
+def test_more_free_than_asked_for_is_not_called_missing():
+    facts = {"oom.tried": 0.05, "oom.total": 23.56, "oom.free": 0.06, "oom.allocated": 22.31}
+    case = situation("act.prefill", facts, phase=Phase.SERVING, version=None)
+    fixes, _ = plan(case)
+    lowered = by_id(fixes)["lower_gmu"]
+    assert lowered.fits is None
+    assert "missing" not in lowered.proof
+    assert "0.06 GiB free" in advise_gmu(case).why or "61 MiB free" in advise_gmu(case).why
+
+
+def test_an_unlogged_default_proves_nothing_about_a_step_of_a_server():
+    """Half of 1,024 possible requests is not half of those that ran."""
+    facts = {"oom.tried": 0.29, "oom.total": 79.33, "oom.free": 0.18, "oom.allocated": 69.9}
+    case = situation("act.logits_logprobs", facts, phase=Phase.SERVING, version="0.8.5")
+    fixes, _ = plan(case)
+    assert [fix.id for fix in fixes if fix.fits] == ["lower_gmu"]
+    logged = situation(
+        "act.logits_logprobs",
+        {**facts, "config.max_num_seqs": 512},
+        phase=Phase.SERVING,
+        version="0.8.5",
+    )
+    assert by_id(plan(logged)[0])["fewer_seqs"].fits
+
+
+def test_old_engines_profile_a_whole_prompt_so_a_shorter_one_leaves_room_for_the_pool():
+    facts = {"kv.asked_len": 32768}
+    fixes, _ = plan(situation("kv.no_blocks", facts, version="0.2.0", engine="V0"))
+    found = by_id(fixes)
+    assert found["shorter_profile"].changes[0].to == 16384
+    assert "32,768 tokens" in found["shorter_profile"].proof
+    assert "chunk_prompts" not in found  # the flag came with 0.4
+    fixes, _ = plan(situation("kv.no_blocks", facts, version="0.6.0", engine="V0"))
+    assert "chunk_prompts" in by_id(fixes)
+    fixes, _ = plan(situation("kv.no_blocks", facts, version="0.11.0", engine="V1"))
+    assert "shorter_profile" not in by_id(fixes)
+
+
+def test_used_up_swap_blocks_ask_for_more_of_them():
+    case = situation("kv.preemption", version="0.5.0", engine="V0", rows=("serve.no_swap",))
+    fixes, useless = plan(case)
+    assert [fix.id for fix in fixes][:2] == ["more_swap", "fewer_sequences"]
+    assert fixes[0].changes[0].to == 16
+    assert "--swap-space 0" in {item.change for item in useless}
+    fixes, _ = plan(situation("kv.preemption", version="0.5.0", engine="V0"))
+    assert "more_swap" not in by_id(fixes)
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(1, "1/2"), (2, "1/2"), (8, "1/2")])
+def test_what_more_gpus_leave_on_each_is_said_in_lowest_terms(ranks, share):
+    facts = {"config.tensor_parallel_size": ranks}
+    fixes, _ = plan(situation("weights.too_big", facts, phase=Phase.WEIGHT_LOAD))
+    assert f"fall to about {share};" in by_id(fixes)["more_gpus"].proof
+
+
+@pytest.mark.parametrize(
+    ("facts", "version", "to"),
+    [
+        ({GMU: 0.95}, "0.9.1", 0.92),
+        ({}, "0.9.1", 0.87),  # 0.90 is that release's default
+        ({}, "0.22.0", 0.89),  # 0.92 is
+        ({}, None, None),
+    ],
+)
+def test_a_usual_step_down_is_a_value_where_the_present_share_is_known(facts, version, to):
+    case = situation("act.sampler_warmup", facts, phase=Phase.SAMPLER_WARMUP, version=version)
+    change = by_id(plan(case)[0])["lower_gmu"].changes[0]
+    assert change.to == to
+    assert (change.action is None) is (to is not None)
+
+
+def test_a_smaller_share_is_not_refused_for_loading_when_an_engine_sleeps():
+    _, useless = plan(situation("alloc.not_released", phase=Phase.SLEEP_WAKE))
+    reasons = {item.change: item.why for item in useless}
+    assert "weights load" not in reasons["lower --gpu-memory-utilization"]

@@ -13,7 +13,7 @@ def attempts(*lines: str):
 
 
 def spans(*lines: str) -> list[tuple[int, int]]:
-    return [(attempt.first_line, attempt.last_line) for attempt in attempts(*lines)]
+    return [(attempt.first_line, attempt.lines[-1].number) for attempt in attempts(*lines)]
 
 
 def server(pid: int, version: str = "0.10.2") -> str:

@@ -114,6 +114,7 @@ def test_inner_process_speaks_when_two_are_printed():
         (f"| ERROR | stderr | {VLLM}", None),
         (f"[vllm]: {VLLM}", "vllm"),
         (f"2026-06-09 11:33:21.982 [Error] (Process) {VLLM}", None),
+        (f"k3v9qa7zt41bwx[info]{VLLM}", "k3v9qa7zt41bwx"),
         (f"2025-11-19T20:16:36.09Z  INFO dynamo_engine_vllm::worker: VLLM: {VLLM}", None),
         (f"> {VLLM}", None),
         (f"> > {VLLM}", None),

@@ -175,6 +175,10 @@ def test_the_outcome_of_a_failure(family, outcome):
     assert compose.outcome(*judged(core(NO_BLOCKS), rule(family=family.value))) is outcome
 
 
+CUT = (
+    "(EngineCore pid=97) Traceback (most recent call last):\n"
+    '(EngineCore pid=97)   File "/opt/venv/lib/python3.12/site-packages/vllm/v1/engine/core.py", line 745, in step_fn'
+)
 POOL = "KV pool 21.77 GiB, 158,512 tokens, 4.84 requests of 32,768 tokens. Nothing to do."
 
 
@@ -190,6 +194,11 @@ POOL = "KV pool 21.77 GiB, 158,512 tokens, 4.84 requests of 32,768 tokens. Nothi
          "Cannot tell yet. The log ends in the profile run and shows no failure up to there."),
         ("hello world", Outcome.UNKNOWN,
          "Cannot tell. No line of this input is known from vLLM or what it runs on."),
+        ("asyncio.exceptions.CancelledError", Outcome.UNKNOWN,
+         "Cannot tell yet. CancelledError (line 1) only says that something was given up; why is not in the log."),
+        (f"{SERVING}\n{CUT}", Outcome.UNKNOWN,
+         ("Cannot tell yet. A traceback breaks off at line 3 (core.py, step_fn): its last line, the error itself, "
+          "is not in the log.")),
     ],
 )  # fmt: skip
 def test_the_headline_of_a_log_without_a_finding(text, outcome, headline):
@@ -227,3 +236,11 @@ def test_a_text_that_is_no_log_is_answered_with_how_to_get_one():
     assert steps[0].startswith("docker logs")
     assert compose.next_steps(Outcome.UNKNOWN, None, ["load.start"])[0].startswith("dmesg")
     assert compose.next_steps(Outcome.HEALTHY, None, []) == ()
+
+
+def test_a_class_for_the_rest_says_nothing_beside_one_with_a_name():
+    rest = rule("look.other", priority=5, confidence=0.6)
+    verdict, _ = judged(core(NO_BLOCKS), rule(confidence=0.9), rest)
+    assert compose.alternatives(verdict) == ()
+    verdict, _ = judged(core(NO_BLOCKS), rule("act.other", confidence=0.9), rest)
+    assert [item.subtype for item in compose.alternatives(verdict)] == ["look.other"]

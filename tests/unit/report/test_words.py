@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from report_samples import SAMPLES, gib
 
+from diag.memory.model import RankLedger
 from diag.report import words
 from diag.report.model import Change, FactOut, GmuAdvice, SourceInfo
 from diag.terms import GmuVerdict, Origin
@@ -182,3 +183,14 @@ def test_fact_value(value, unit, text):
     fact = FactOut(name="x", value=value, unit=unit, rank=None, line=None, origin=Origin.ASSUMED)
     assert words.fact_value(fact) == text
     assert words.fact_source(fact) == "assumed"
+
+
+def test_a_picture_of_nothing_but_the_unexplained_is_not_drawn():
+    empty = RankLedger(
+        rank=None,
+        device="host RAM",
+        total_bytes=gib(13.15),
+        entries=(),
+        unexplained_bytes=gib(13.15),
+    )
+    assert words.ledger_rows(empty) == ()
