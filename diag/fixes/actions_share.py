@@ -17,7 +17,7 @@ from diag.fixes.window import (
     pool_bytes,
     request_shortfall,
 )
-from diag.terms import GmuVerdict, Safety
+from diag.terms import Family, GmuVerdict, Safety
 from diag.units import MIB
 
 _LEAST_SHARE = 0.2  # a step down from less than this is not worth proposing
@@ -155,6 +155,10 @@ def lower_gmu(case: Case) -> Fix | None:
             )
     if fits and (note := starved(case, after)):
         fits, proof = None, proof + note  # this failure goes, the next one comes
+    held, asked = numbers.allocated, advice.suggested * total.value
+    if fits and case.situation.family is Family.DEVICE_BASELINE and held and held.value > asked:
+        fits = None
+        proof = f"PyTorch alone holds {size(held.value)} here, and this share asks for {size(asked)}: too little is left"
     return case.fix(
         "lower_gmu",
         f"Lower the share to {advice.suggested:g}",

@@ -220,6 +220,14 @@ def test_cpu_backend_gets_its_own_knob():
     assert not flags_of(fixes) & {"--gpu-memory-utilization", "--enforce-eager", "--cpu-offload-gb"}
 
 
+def test_a_share_below_what_pytorch_holds_already_is_not_called_fitting():
+    # 60.97 GiB, of which others hold 50.3: any share that fits what is left lies below the 10.24 GiB of PyTorch.
+    facts = {"oom.tried": 0.02, "oom.free": 0.019, "oom.total": 60.97, "oom.allocated": 10.24}
+    fixes, _ = plan(situation("base.other_process", facts | {GMU: 0.9}, version="0.7.3"))
+    assert next(iter(fixes)).id == "free_card"
+    assert not any(fix.fits for fix in fixes)
+
+
 # --- advice seen in public that must never come back ----------------------------------------------------------
 
 OOM = {"oom.tried": 0.3, "oom.free": 0.1, "oom.total": 23.6, "oom.allocated": 22.0, GMU: 0.9}
