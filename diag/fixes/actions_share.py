@@ -158,7 +158,7 @@ def lower_gmu(case: Case) -> Fix | None:
     held, asked = numbers.allocated, advice.suggested * total.value
     if fits and case.situation.family is Family.DEVICE_BASELINE and held and held.value > asked:
         fits = None
-        proof = f"PyTorch alone holds {size(held.value)} here, and this share asks for {size(asked)}: too little is left"
+        proof = f"PyTorch alone holds {size(held.value)}, and this share asks for {size(asked)}: too little is left"
     return case.fix(
         "lower_gmu",
         f"Lower the share to {advice.suggested:g}",
