@@ -76,9 +76,9 @@ def terms_of(diagnosis: Diagnosis, other: Diagnosis, rank: int | None) -> Mappin
 
 
 def _card(diagnosis: Diagnosis, other: Diagnosis) -> int | None:
-    """Bytes of the card for a log that does not print them: those of the other log, unless it names another card."""
-    names = facts_of(diagnosis).text("device.name"), facts_of(other).text("device.name")
-    if None in names or names[0] == names[1]:
+    """Bytes of the card for a log that does not print them: those of the other log, unless this one names its card."""
+    own = facts_of(diagnosis).text("device.name")
+    if own is None or own == facts_of(other).text("device.name"):
         printed = total_bytes(facts_of(other))
         if printed.value is not None and printed.origin is not Origin.ASSUMED:
             return printed.value

@@ -184,7 +184,7 @@ class _Sheet(Page):
         self.prose(answer, style=style)
         self.prose(setting(plan))
         self.blank()
-        self.prose(f"{why}.")
+        self.prose(_sentence(why))
 
     def changes(self, report: PlanReport) -> None:
         if not report.changes:
@@ -309,11 +309,15 @@ _STARTS = {True: "starts", False: "does not start", None: "too close"}
 # --- Markdown -----------------------------------------------------------------------------------------------------
 
 
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 def render_markdown(report: PlanReport) -> str:
     """The plan as Markdown with tables."""
     plan = report.plan
     answer, why = verdict(plan)
-    parts = [f"**{prose(answer)}**", prose(setting(plan)), prose(f"{why}.")]
+    parts = [f"**{prose(answer)}**", prose(setting(plan)), prose(_sentence(why))]
     if report.changes:
         lines = [
             f"{number}. {code(change.flags)}: {prose(change.gives)}; costs: {prose(change.costs)}"

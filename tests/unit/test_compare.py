@@ -243,3 +243,12 @@ def test_the_good_log_is_read_at_its_good_start():
     bad = too_long(need=22.5, pool=21.7, length=163840)
     assert diagnose(good() + bad, attempt="good").source.attempt == 1
     assert diagnose(good() + bad).source.attempt == 2
+
+
+def test_the_card_of_one_log_is_not_taken_for_the_other_that_names_its_own(examples):
+    found = compare(
+        diagnose(examples / "healthy.log", attempt="good"), diagnose(examples / "kv-max-len.log")
+    )
+    device = next(term for term in found.terms if term.term == "total")
+    assert device.good.bytes == pytest.approx(44.39 * GIB, rel=1e-3)  # printed: "/44.39 GiB"
+    assert device.bad.bytes == pytest.approx(79.09 * GIB, rel=1e-3)  # what vLLM reports on an A100 80GB
