@@ -17,7 +17,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", default=(), metavar="CASE")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave logs and models here")
     parser.add_argument("--list", action="store_true", help="print the cases")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="OUT",
+        help="write the figures here; with --only the others in it stay",
+    )
     options = parser.parse_args(argv)
     if options.list:
         for case in all_cases(read_host()):
@@ -57,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(table(trials))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        body = as_json(trials, _version(programs))
+        before = None
+        if options.only and options.json.is_file():
+            before = json.loads(options.json.read_text(encoding="utf-8"))
+        body = as_json(trials, _version(programs), before)
         options.json.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     return int(not all(trial.mended and trial.named for trial in trials))
 
@@ -131,23 +139,20 @@ def _setting(trial: Trial) -> str:
     return ", ".join(settings) or fix.title
 
 
-def as_json(trials: Sequence[Trial], version: str) -> dict[str, Any]:
-    """The figures; `rows` are those of `update_readme.py`."""
-    mended = sum(trial.mended for trial in trials)
-    named = sum(trial.named for trial in trials)
-    failed = sum(not trial.failed.works for trial in trials)
-    row = {
-        "what": f"the first fix of {len(trials)} memory failures of vLLM {version} on the CPU, tried",
-        "measured": f"{mended} start and answer at the first try; {named} failures named right",
-        "beside": f"the same commands unchanged: {len(trials) - failed} of {len(trials)}",
-    }
+def as_json(
+    trials: Sequence[Trial], version: str, before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The figures. `before`: those of an earlier run with the same release; its other cases are kept."""
+    cases = [_case_json(trial) for trial in trials]
+    if before and before.get("vllm") == version:
+        anew = {case["case"] for case in cases}
+        cases = [case for case in before["cases"] if case["case"] not in anew] + cases
     return {
         "vllm": version,
-        "mended": mended,
-        "named": named,
-        "of": len(trials),
-        "rows": [row],
-        "cases": [_case_json(trial) for trial in trials],
+        "mended": sum(case["mended"] for case in cases),
+        "named": sum(case["class"] in case["expected"] for case in cases),
+        "of": len(cases),
+        "cases": cases,
     }
 
 

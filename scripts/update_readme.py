@@ -5,7 +5,8 @@
 
 `example`: the first example log, shortened to the lines the diagnosis quotes, and what `oomdoc explain` prints for
 it. `accuracy`: `docs/results/accuracy.json` of `scripts/evaluate.py --json`. `plan`:
-`docs/results/receipts.json` of `scripts/receipts.py`. `speed`: the `rows` of every other JSON
+`docs/results/receipts.json` of `scripts/receipts.py`. `proof`: `docs/results/prove_cpu.json` of
+`scripts/prove_cpu.py`. `speed`: the `rows` of every other JSON
 in `docs/results/`, as `scripts/bench/*.py --json` write them. A block without its data stays as it is. --check
 writes nothing and exits 1 when the file would change. Needs oomdoc installed beside the Python that runs this.
 """
@@ -27,6 +28,7 @@ README = ROOT / "README.md"
 RESULTS = ROOT / "docs" / "results"
 ACCURACY = RESULTS / "accuracy.json"
 RECEIPTS = RESULTS / "receipts.json"
+PROOF = RESULTS / "prove_cpu.json"
 TERM_NAMES = {
     "weights": "weights",
     "kv_bytes_per_token": "KV cache, bytes per token",
@@ -131,12 +133,45 @@ def plan_block() -> str | None:
     return "\n".join(["| term | logs | mean error | worst |", "|---|--:|--:|--:|", *rows])
 
 
+def proof_block() -> str | None:
+    """The first fix of each failing start that was tried; None before it was."""
+    if not PROOF.is_file():
+        return None
+    body = json.loads(PROOF.read_text(encoding="utf-8"))
+    head = (
+        f"{body['of']} starts of vLLM {body['vllm']} that fail for memory: {body['named']} named right, "
+        f"{body['mended']} start and answer with the first fix."
+    )
+    rows = [
+        f"| {case['what']} | `{case['class']}` | {_first_fix(case)} | {'yes' if case['mended'] else 'no'} |"
+        for case in body["cases"]
+    ]
+    return "\n".join(
+        [
+            head,
+            "",
+            "| failure | named | first fix | starts and answers |",
+            "|---|---|---|---|",
+            *rows,
+        ]
+    )
+
+
+def _first_fix(case: Mapping[str, Any]) -> str:
+    if not case["fixes"]:
+        return "-"
+    fix = case["fixes"][0]
+    settings = [f"`{item['set']} {item['to']}`" for item in fix["changes"] if "set" in item]
+    how = fix["run"]["how"] if fix["run"] else None
+    return ", ".join(settings) or how or fix["title"]
+
+
 def speed_block() -> str | None:
     """One row a measurement; None before anything was measured."""
     rows = [
         row
         for path in sorted(RESULTS.glob("*.json"))
-        if path != ACCURACY
+        if path not in (ACCURACY, RECEIPTS, PROOF)
         for row in json.loads(path.read_text(encoding="utf-8")).get("rows", ())
     ]
     if not rows:
@@ -169,6 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "example": example_block(),
         "accuracy": accuracy_block(),
         "plan": plan_block(),
+        "proof": proof_block(),
         "speed": speed_block(),
     }
     for name, content in blocks.items():

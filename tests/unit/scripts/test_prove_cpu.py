@@ -155,6 +155,11 @@ def test_figures(tmp_path, works, verdict, mended):
         .endswith(f"`kv.max_len_exceeds` | `--max-model-len 64` | {verdict} |")
     )
     assert (body["mended"], body["named"], body["of"]) == (mended, 1, 1)
-    assert set(body["rows"][0]) == {"what", "measured", "beside"}
-    assert body["rows"][0]["measured"].startswith(f"{mended} start and answer")
+    again = prove_cpu.as_json([one], "0.32.0", body)
+    assert again == body  # a case that is tried again takes the place of the earlier one
+    other = {**body["cases"][0], "case": "another"}
+    kept = prove_cpu.as_json([one], "0.32.0", {"vllm": "0.32.0", "cases": [other]})
+    assert [case["case"] for case in kept["cases"]] == ["another", one.case]
+    assert kept["of"] == 2
+    assert prove_cpu.as_json([one], "0.33.0", body)["of"] == 1
     assert json.dumps(body)
