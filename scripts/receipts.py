@@ -186,7 +186,7 @@ def receipt(name: str, logged: Logged) -> Receipt | None:
         plan = predict(shape, deployment)
     except OomdocError:
         return None
-    terms = {**_sizes(logged, plan), **_cache(logged, shape, deployment)}
+    terms = {**_sizes(logged, plan, deployment.era), **_cache(logged, shape, deployment)}
     if not terms:
         return None
     return Receipt(
@@ -198,7 +198,7 @@ def receipt(name: str, logged: Logged) -> Receipt | None:
     )
 
 
-def _sizes(logged: Logged, plan: Plan) -> dict[str, tuple[float, float]]:
+def _sizes(logged: Logged, plan: Plan, era: Era) -> dict[str, tuple[float, float]]:
     pairs = {
         "weights": ("weights", logged.most("weights.memory")),
         "peak_activation": ("peak_activation", logged.most("profile.peak_activation")),
@@ -214,7 +214,22 @@ def _sizes(logged: Logged, plan: Plan) -> dict[str, tuple[float, float]]:
     total = logged.most("device.total")
     if pool and total and plan.pool and plan.pool.bytes > 0:
         found["kv_pool"] = (plan.pool.bytes / GIB, pool / GIB)
+    summed = _sum_of_logged(logged, era)
+    if pool and summed:
+        found["kv_pool_of_logged_terms"] = (summed / GIB, pool / GIB)
     return found
+
+
+def _sum_of_logged(logged: Logged, era: Era) -> float | None:
+    """What the budget formula leaves for the pool when every other term is the log's own; None without them."""
+    terms = ("weights.memory", "profile.peak_activation", "profile.non_torch")
+    requested, parts = logged.most("device.requested"), [logged.most(name) for name in terms]
+    if requested is None and (total := logged.most("device.total")):
+        requested = total * (logged.first("config.gpu_memory_utilization") or 0) or None
+    if requested is None or None in parts:
+        return None
+    charged = logged.most("profile.graph_estimate") if era.graphs_charged else None
+    return requested - sum(part or 0 for part in parts) - (charged or 0)
 
 
 def _cache(

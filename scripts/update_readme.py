@@ -37,7 +37,8 @@ TERM_NAMES = {
     "peak_activation": "peak activation",
     "cuda_graphs": "CUDA graphs",
     "non_torch": "CUDA context, NCCL",
-    "kv_pool": "KV pool",
+    "kv_pool": "KV pool, all terms planned",
+    "kv_pool_of_logged_terms": "KV pool, all other terms as logged",
 }
 EXAMPLE = "examples/kv-max-len.log"
 LONGEST = 110  # characters of a quoted log line
@@ -124,13 +125,25 @@ def plan_block() -> str | None:
     """The error of each planned term; None before it was measured."""
     if not RECEIPTS.is_file():
         return None
-    terms = json.loads(RECEIPTS.read_text(encoding="utf-8"))["terms"]
+    body = json.loads(RECEIPTS.read_text(encoding="utf-8"))
+    terms = body["terms"]
     rows = [
         f"| {named} | {term['logs']} | {term['mean_abs_pct']:.1f} % | {abs(term['worst_pct']):.1f} % |"
         for name, named in TERM_NAMES.items()
         if (term := terms.get(name))
     ]
-    return "\n".join(["| term | logs | mean error | worst |", "|---|--:|--:|--:|", *rows])
+    table = ["| term | logs | mean error | worst |", "|---|--:|--:|--:|", *rows]
+    halves = [
+        f"{TERM_NAMES[name]} {half['mean_abs_pct']:.1f} % ({half['tested_on']} logs)"
+        for name, half in body["held_out"].items()
+    ]
+    table += ["", f"Fitted on one half and tested on the other: {', '.join(halves)}."]
+    if peer := body["hf_mem"].get("kv_bytes_per_token"):
+        version, error = body["hf_mem"]["version"], peer["mean_abs_pct"]
+        table.append(
+            f"hf-mem {version}, KV bytes per token on the {peer['logs']} of these logs that it can do: {error:.1f} %."
+        )
+    return "\n".join(table)
 
 
 def proof_block() -> str | None:
