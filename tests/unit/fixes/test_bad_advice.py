@@ -117,7 +117,7 @@ def test_weights_that_do_not_fit_need_no_smaller_share():
 def test_a_pool_without_blocks_needs_no_smaller_share():
     budget = core("Available KV cache memory: -1.30 GiB", "INFO", "gpu_worker.py:375")
     found = diagnose(log(start(), budget, core(NO_BLOCKS)), gpu="A100-80GB")
-    assert all(share > 0.9 for share in shares(found))
+    assert [share > 0.9 for share in shares(found)] == [True]
     assert refused(found, f"lower {GMU}")
 
 
@@ -131,7 +131,7 @@ def test_a_share_that_is_at_the_top_is_not_raised_further():
 
 def test_a_card_that_another_process_holds_needs_no_larger_share():
     found = diagnose(log(before_weights(), HELD))
-    assert all(share < 0.9 for share in shares(found))
+    assert GMU not in names(found)  # 12.31 of 79.15 GiB are free: a share of that holds no model
     assert refused(found, f"raise {GMU}")
 
 
@@ -306,5 +306,5 @@ def test_a_word_alone_makes_no_failure(line):
 def test_the_printed_hint_is_followed_only_as_far_as_it_is_right():
     # The message itself says "try increasing gpu_memory_utilization", here for 1.4 GiB more on a card of 24 GB.
     found = diagnose(log(start(), core(MAX_LEN)), gpu="L4")
-    assert all(0.9 < share <= 0.98 for share in shares(found))
+    assert GMU not in names(found)  # 1.38 GiB are missing; the most that such a card allows gives 0.66
     assert refused(found, f"lower {GMU}")

@@ -246,10 +246,10 @@ def test_no_share_for_weights(subtype):
 
 
 @pytest.mark.parametrize(
-    "facts", [{}, {GMU: 0.9}, {GMU: 0.9, "profile.available_kv_cache": -1.0, "device.total": 24}]
+    "facts", [{}, {GMU: 0.9}, {GMU: 0.9, "profile.available_kv_cache": -0.5, "device.total": 80}]
 )
 def test_never_lower_for_missing_blocks(facts):
-    assert all(share > 0.9 for share in shares(situation("kv.no_blocks", facts)))
+    assert [share > 0.9 for share in shares(situation("kv.no_blocks", facts))] == [True]
 
 
 def test_never_raise_at_the_top():
@@ -258,7 +258,7 @@ def test_never_raise_at_the_top():
 
 def test_never_raise_when_another_process_holds_the_card():
     facts = {"device.free_at_start": 19.4, "device.total": 23.65, GMU: 0.92}
-    assert all(share < 0.92 for share in shares(situation("kv.free_below_target", facts)))
+    assert shares(situation("kv.free_below_target", facts)) == [0.81]  # 19.4 / 23.65 is 0.820
 
 
 @pytest.mark.parametrize("subtype", SUBTYPES)
