@@ -247,6 +247,7 @@ CONDITIONS: Mapping[str, Callable[[Case], bool]] = {
     "pinned_pool": lambda case: case.situation.pinned_by is not None,
     "kubernetes": lambda case: _shown(case, _KUBERNETES),
     "ray": lambda case: _shown(case, _RAY),
+    "host_tier_full": lambda case: bool(case.situation.facts.seen("lmcache.no_memory")),
     "forked": lambda case: _FORKED.search(case.situation.text) is not None,
     "wrapped_counter": lambda case: case.situation.wrapped_counter,
     "state_blocks": lambda case: case.situation.facts.get("kv.state_blocks") is not None,

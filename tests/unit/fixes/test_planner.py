@@ -228,6 +228,14 @@ def test_a_share_below_what_pytorch_holds_already_is_not_called_fitting():
     assert not any(fix.fits for fix in fixes)
 
 
+def test_a_full_host_tier_is_not_made_smaller():
+    full, _ = plan(situation("host.pinned_offload", rows=("lmcache.no_memory",)))
+    refused, _ = plan(situation("host.pinned_offload"))
+    assert full[0].id == "larger_host_tier"
+    assert "less_pinned" not in by_id(full)
+    assert "less_pinned" in by_id(refused)
+
+
 # --- advice seen in public that must never come back ----------------------------------------------------------
 
 OOM = {"oom.tried": 0.3, "oom.free": 0.1, "oom.total": 23.6, "oom.allocated": 22.0, GMU: 0.9}
