@@ -251,4 +251,6 @@ def test_the_card_of_one_log_is_not_taken_for_the_other_that_names_its_own(examp
     )
     device = next(term for term in found.terms if term.term == "total")
     assert device.good.bytes == pytest.approx(44.39 * GIB, rel=1e-3)  # printed: "/44.39 GiB"
-    assert device.bad.bytes == pytest.approx(79.09 * GIB, rel=1e-3)  # what vLLM reports on an A100 80GB
+    assert device.bad.bytes == pytest.approx(
+        79.09 * GIB, rel=1e-3
+    )  # what vLLM reports on an A100 80GB

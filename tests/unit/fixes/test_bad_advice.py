@@ -306,5 +306,7 @@ def test_a_word_alone_makes_no_failure(line):
 def test_the_printed_hint_is_followed_only_as_far_as_it_is_right():
     # The message itself says "try increasing gpu_memory_utilization", here for 1.4 GiB more on a card of 24 GB.
     found = diagnose(log(start(), core(MAX_LEN)), gpu="L4")
-    assert GMU not in names(found)  # 1.38 GiB are missing; the most that such a card allows gives 0.66
+    assert GMU not in names(
+        found
+    )  # 1.38 GiB are missing; the most that such a card allows gives 0.66
     assert refused(found, f"lower {GMU}")
