@@ -6,7 +6,6 @@ their range and their source; an estimate is called one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from rich.cells import cell_len
 from diag import __version__
 from diag.memory.plan_model import Check, Plan, Term
 from diag.memory.plan_search import Change, Row
+from diag.report.jsonout import dump
 from diag.report.layout import BAD, BOLD, DIM, GOOD, Cell, Page
 from diag.report.markdown import code, prose
 from diag.report.safe import clean
@@ -401,7 +401,7 @@ def to_dict(report: PlanReport) -> dict[str, Any]:
 
 def render_json(report: PlanReport) -> str:
     """`to_dict` as text."""
-    return json.dumps(to_dict(report), indent=2, ensure_ascii=False) + "\n"
+    return dump(to_dict(report)) + "\n"
 
 
 def _model(plan: Plan) -> dict[str, Any]:
