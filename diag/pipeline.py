@@ -19,6 +19,7 @@ from diag.fixes.direction import advise_gmu
 from diag.fixes.flag_check import check_command
 from diag.fixes.planner import plan_fixes
 from diag.fixes.situation import Situation
+from diag.knowledge.bugs import matching_bugs
 from diag.log.attempts import split_attempts
 from diag.log.model import Attempt, Log
 from diag.log.reader import read_lines
@@ -30,7 +31,15 @@ from diag.memory.ledger import build_ledger, mark_failed
 from diag.memory.sizes import total_bytes
 from diag.release import parse_release
 from diag.report import compose
-from diag.report.model import Diagnosis, Environment, FactOut, Finding, Ledger, SourceInfo
+from diag.report.model import (
+    Diagnosis,
+    Environment,
+    FactOut,
+    Finding,
+    KnownBug,
+    Ledger,
+    SourceInfo,
+)
 from diag.rules.engine import Verdict, judge
 from diag.rules.load import load_rules
 from diag.terms import Family, Origin, Outcome
@@ -259,7 +268,29 @@ def _report(
         fixes=fixes,
         not_helpful=not_helpful,
         flag_notes=check_command(launch or facts, version, engine),
+        known_bugs=_known_bugs(situation) if found else (),
         next_steps=compose.next_steps(chosen.outcome, found, [event.row for event in facts.events]),
+    )
+
+
+def _known_bugs(situation: Situation) -> tuple[KnownBug, ...]:
+    """Bugs of the release in the log that fit this failure; none when they can't be looked up."""
+    try:
+        bugs = matching_bugs(
+            situation.facts, situation.problem, situation.subtype, situation.version
+        )
+    except Exception:  # noqa: BLE001 - what others met must not take the answer with it
+        return ()
+    return tuple(
+        KnownBug(
+            id=bug.id,
+            affected=bug.affected,
+            fixed_in=bug.fixed_in,
+            url=bug.url,
+            why=bug.why,
+            cure=bug.cure,
+        )
+        for bug in bugs
     )
 
 

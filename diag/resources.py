@@ -74,10 +74,12 @@ def build_bundle(root: Path) -> str:
 
 
 def _lean(body: Any) -> Any:
-    """The body without the examples of rows and rules; each row with the texts its matches must hold."""
+    """The body without the examples of rows, rules and bugs; each row with the texts its matches must hold."""
     if not isinstance(body, dict):
         return body
     lean = {key: value for key, value in body.items() if key not in _FOR_TESTS_ONLY}
+    if isinstance(lean.get("bugs"), list):
+        lean["bugs"] = [_lean(bug) for bug in lean["bugs"]]
     if isinstance(lean.get("messages"), list):
         lean["messages"] = [
             {**_lean(row), "clauses": required_clauses(str(row.get("pattern", "")))}

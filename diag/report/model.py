@@ -134,6 +134,7 @@ class KnownBug:
     fixed_in: str | None
     url: str
     why: str
+    cure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

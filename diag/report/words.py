@@ -381,11 +381,12 @@ def fact_source(fact: FactOut) -> str:
 
 
 def bug(item: KnownBug) -> str:
-    """A known bug: what it does, which releases have it, which one repairs it."""
+    """A known bug: what it does, which releases have it, which one repairs it, what to do."""
     fixed = (
         f"repaired in {clean(item.fixed_in, 40)}" if item.fixed_in else "no release repairs it yet"
     )
-    return f"{clean(item.why)} (vLLM {clean(item.affected, 60)}; {fixed})"
+    cure = f" {clean(item.cure)}" if item.cure else ""
+    return f"{clean(item.why)} (vLLM {clean(item.affected, 60)}; {fixed}){cure}"
 
 
 def related(item: Related) -> str:
