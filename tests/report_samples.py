@@ -367,6 +367,7 @@ def free_below_target() -> Diagnosis:
                 fixed_in="0.23.0",
                 url="https://github.com/vllm-project/vllm/issues/55827",
                 why="two engines starting at once are charged for each other's memory",
+                cure="use 0.23.0, or start them one after another",
             ),
         ),
     )

@@ -217,7 +217,7 @@ def _seen(diagnosis: Diagnosis) -> str:
     parts = []
     if diagnosis.known_bugs:
         items = [
-            f"{_link(prose(bug.id, 40), bug.url)}: {prose(words.bug(bug))}"
+            f"{prose(words.bug(bug))} {prose(bug.cure)} ({_link('thread', bug.url)})"
             for bug in diagnosis.known_bugs
         ]
         parts.append(f"**Known bugs of this release**\n\n{_list(items)}")

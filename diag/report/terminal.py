@@ -39,6 +39,7 @@ def render(
     """
     page = _Answer(width, unicode=unicode, show_all=show_all)
     page.head(diagnosis)
+    page.known_bugs(diagnosis)
     page.fixes(diagnosis)
     page.command(diagnosis)
     page.next_steps(diagnosis)
@@ -104,6 +105,21 @@ class _Answer(Page):
         if unsure or lacking:
             needed = f"To be surer: {'; '.join(lacking)}." if lacking else ""
             self.prose(" ".join(filter(None, [unsure, needed])))
+
+    def known_bugs(self, diagnosis: Diagnosis) -> None:
+        """Bugs of the release in the log, and what to do about each."""
+        if not diagnosis.known_bugs:
+            return
+        self.heading(
+            "Your release has this bug"
+            if len(diagnosis.known_bugs) == 1
+            else "Your release has these bugs"
+        )
+        for bug in diagnosis.known_bugs:
+            self.prose(words.bug(bug), indent=2)
+            if bug.cure:
+                self.prose(f"Do: {clean(bug.cure)}", indent=2, hanging=4)
+            self.line((f"  {clean(bug.url)}", DIM))
 
     def headline(self, diagnosis: Diagnosis) -> None:
         """The verdict when there is no finding: its first words bold."""
@@ -244,12 +260,11 @@ class _Answer(Page):
             self.prose(text, indent=2, hanging=2)
 
     def closing(self, diagnosis: Diagnosis) -> None:
-        """Known bugs, who met it before, how to check: one block, its headings at the left."""
+        """Who met it before, how to check: one block, its headings at the left."""
         every = self.show_all
         related = diagnosis.related if every else diagnosis.related[: words.SHOWN_RELATED]
         verify = next((item.verify for item in words.candidates(diagnosis) if item.verify), "")
-        rows = [("Known bug", bug.id, words.bug(bug), bug.url) for bug in diagnosis.known_bugs]
-        rows += [("Seen before", item.id, words.related(item), item.url) for item in related]
+        rows = [("Seen before", item.id, words.related(item), item.url) for item in related]
         if not rows and not verify:
             return
         self.blank()

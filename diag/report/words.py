@@ -381,12 +381,11 @@ def fact_source(fact: FactOut) -> str:
 
 
 def bug(item: KnownBug) -> str:
-    """A known bug: what it does, which releases have it, which one repairs it, what to do."""
+    """A known bug: its name, which releases have it, which one repairs it, what it does."""
     fixed = (
         f"repaired in {clean(item.fixed_in, 40)}" if item.fixed_in else "no release repairs it yet"
     )
-    cure = f" {clean(item.cure)}" if item.cure else ""
-    return f"{clean(item.why)} (vLLM {clean(item.affected, 60)}; {fixed}){cure}"
+    return f"{clean(item.id, 60)} (vLLM {clean(item.affected, 60)}; {fixed}): {clean(item.why)}"
 
 
 def related(item: Related) -> str:
